@@ -80,20 +80,6 @@ class ValidDraft(NamedTuple):
     status_url: str | None = None
     campaign: str | None = None
 
-    def texts_beyond_ascii(self) -> list[tuple[str, str]]:
-        """Return what the caller wrote in other characters, by name, as it is stored."""
-        texts = {
-            "recipient": self.recipient,
-            "scope": self.scope,
-            "body": self.body_json,
-            "idempotency_key": self.idempotency_key,
-            "status_url": self.status_url,
-            "campaign": self.campaign,
-        }
-        if self.scopes:
-            texts |= {f"scopes.{kind}": name for kind, name in self.scopes.items()}
-        return [(name, text) for name, text in texts.items() if text and not text.isascii()]
-
     def request(
         self, message_id: UUID, submit: Submit | None = None, *, tail: str = ""
     ) -> BookingRequest:
@@ -400,8 +386,17 @@ class DraftValidator:
                 self.check(self.settings.status_channel, valid.status_url, {})
             except InvalidDraft as refused:
                 raise InvalidDraft("status_url", refused.problem, refused.accepted) from None
-        for name, text in valid.texts_beyond_ascii():
-            if self.lacks(text):
+        texts = {
+            "recipient": valid.recipient,
+            "scope": valid.scope,
+            "body": valid.body_json,
+            "idempotency_key": valid.idempotency_key,
+            "status_url": valid.status_url,
+            "campaign": valid.campaign,
+            **{f"scopes.{kind}": name for kind, name in valid.scopes.items()},
+        }
+        for name, text in texts.items():
+            if text and not text.isascii() and self.lacks(text):
                 problem = "a character that the encoding of the database lacks"
                 raise InvalidDraft(name, problem, "its characters, or a database in UTF-8")
         return valid

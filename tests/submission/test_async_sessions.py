@@ -32,7 +32,7 @@ from dispatcher.store.outbox import watch_of
 from tests.support.callers import SOON, metadata, ordered, orders, queued
 from tests.support.environment import frozen
 from tests.support.house import BODY, House
-from tests.support.house_fixtures import Build
+from tests.support.house_fixtures import Build, on_postgresql, on_sqlite
 from tests.support.servers import RedisServer
 from tests.support.waiting import DEADLINE, wait_until
 
@@ -40,8 +40,6 @@ Caller: TypeAlias = AsyncSession | AsyncConnection
 
 FROST_SECONDS = 2.0
 DRIVERS = {"sqlite": "aiosqlite", "postgresql": "psycopg", "mysql": "asyncmy"}
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 
 @pytest.fixture(autouse=True)

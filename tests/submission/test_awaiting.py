@@ -29,13 +29,12 @@ from dispatcher import (
 from dispatcher.client import awaited
 from tests.support.environment import frozen
 from tests.support.house import BODY, FAR, House
-from tests.support.house_fixtures import Build
+from tests.support.house_fixtures import Build, on_sqlite
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 
 STREAMED = {"select", "suppressed"}
 MINUTE = timedelta(minutes=1)
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 def asked(name: str, **more: Any) -> dict[str, Any]:

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dispatcher import Draft, InvalidDraft, Message, Status
-from tests.support.house import FAR, House
-
-
-def draft(recipient: str, **more: object) -> Draft:
-    return Draft(channel="memory", recipient=recipient, body={}, send_at=FAR, **more)  # type: ignore[arg-type] # each test names its fields
+from dispatcher import InvalidDraft, Message, Status
+from tests.support.house import House, draft
 
 
 def test_messages_of_a_campaign_are_found_together(house: House) -> None:

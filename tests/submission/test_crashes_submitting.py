@@ -24,7 +24,7 @@ from tests.support.all_windows import pending_entries, promised, windows_of
 from tests.support.callers import callers_engine
 from tests.support.crashes import CHANNEL, ROOMY, How, die, heal, judge, lines, published, reconcile
 from tests.support.house import BODY, House
-from tests.support.house_fixtures import Build
+from tests.support.house_fixtures import Build, on_postgresql
 from tests.support.model import is_broken
 from tests.support.soak import a_third_of
 
@@ -32,7 +32,6 @@ MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 SHARDS = 16
 OF_CHANNEL = shard_of(f"@channel.{CHANNEL}", SHARDS)
 FREE = [shard for shard in range(SHARDS) if shard != OF_CHANNEL]
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 each_how = pytest.mark.parametrize(
     ("database_url", "how"), [("postgresql", "kill"), ("sqlite", "raise")],
     indirect=["database_url"],

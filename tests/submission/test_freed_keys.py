@@ -11,7 +11,6 @@ import pytest
 from sqlalchemy import insert
 
 from dispatcher import (
-    Draft,
     IdempotencyConflict,
     Message,
     Outcome,
@@ -20,7 +19,7 @@ from dispatcher import (
 )
 from tests.submission.test_idempotency import WAYS, keyed
 from tests.support.doubles import Between, at_once, once
-from tests.support.house import BODY, FAR, House
+from tests.support.house import FAR, House, draft
 from tests.support.house_fixtures import Build
 
 SOON = FAR + timedelta(minutes=1)
@@ -115,10 +114,7 @@ def test_a_batch_supersedes_together_and_a_key_twice_is_one_message(
 ) -> None:
     old = [keyed(house, recipient=f"r{n}", idempotency_key=f"k{n}") for n in range(3)]
     house.dispatcher.cancel_many([each.id for each in old[:2]])
-    drafts = [
-        Draft(channel="memory", recipient=f"r{n}", body=BODY, send_at=SOON, idempotency_key=f"k{n}")
-        for n in (0, 1, 2, 0)
-    ]
+    drafts = [draft(f"r{n}", send_at=SOON, idempotency_key=f"k{n}") for n in (0, 1, 2, 0)]
     planned = house.dispatcher.plan(drafts)
     assert (planned.accepted, planned.known) == (4, 2)
     found = house.dispatcher.submit_many(drafts, atomic=atomic)

@@ -11,7 +11,6 @@ import pytest
 from sqlalchemy.orm import Session
 
 from dispatcher import (
-    Draft,
     IdempotencyConflict,
     InvalidSendTime,
     Message,
@@ -22,7 +21,7 @@ from dispatcher.times.send_time import to_ms
 from tests.support.all_windows import let_graces_pass
 from tests.support.callers import callers_engine
 from tests.support.doubles import Between, once, raising
-from tests.support.house import BODY, FAR, House
+from tests.support.house import FAR, House, draft
 from tests.support.house_fixtures import Build
 
 SOON = FAR + timedelta(minutes=1)
@@ -94,8 +93,7 @@ WAYS: dict[str, Callable[[House, dict[str, Any]], object]] = {
 
 def one_of_many(house: House, *, atomic: bool = False, **asked: Any) -> Message:
     wish: dict[str, Any] = {"send_at": SOON, "idempotency_key": "key"}
-    draft = Draft(**{"channel": "memory", "recipient": "ada", "body": BODY} | wish | asked)
-    [result] = house.dispatcher.submit_many([draft], atomic=atomic)
+    [result] = house.dispatcher.submit_many([draft(**wish | asked)], atomic=atomic)
     if isinstance(result, Message):
         return result
     raise result.error

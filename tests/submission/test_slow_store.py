@@ -26,7 +26,7 @@ from dispatcher.submission.reserver import LOOKING_SECONDS
 from dispatcher.submission.validation import terms_for
 from dispatcher.times.send_time import to_ms
 from tests.support.doubles import Between, once, raising
-from tests.support.house import BODY, FAR, House, house_on
+from tests.support.house import FAR, House, draft, house_on
 from tests.support.house_fixtures import Build
 from tests.support.reserving import window
 from tests.support.servers import RedisServer
@@ -48,10 +48,7 @@ def slow_batch(house: House, *events: Callable[[], object]) -> None:
 
 
 def drafts(count: int) -> list[Draft]:
-    return [
-        Draft(channel="memory", recipient=f"name {number}", body=BODY, send_at=SOON)
-        for number in range(count)
-    ]
+    return [draft(f"name {number}", send_at=SOON) for number in range(count)]
 
 
 def slow_store(
@@ -358,7 +355,7 @@ def test_a_batch_whose_copy_was_not_answered_is_looked_at_as_ones_own(
 
     own["messages"] = Unanswering()
     drafts = [
-        Draft(channel="memory", recipient=name, body=BODY, send_at=SOON, idempotency_key=key)
+        draft(name, send_at=SOON, idempotency_key=key)
         for name, key in zip(("ada", "bob"), keys, strict=True)
     ]
     results = house.dispatcher.submit_many(drafts)

@@ -17,7 +17,7 @@ from dispatcher import Draft, OutcomeUnknown, QuotaExceeded, StoreUnavailable
 from dispatcher.celery import tasks
 from tests.support.far import FarDatabase
 from tests.support.house import FAR, House, house_on
-from tests.support.house_fixtures import Build
+from tests.support.house_fixtures import Build, on_mariadb, on_postgresql, on_sqlite
 from tests.support.servers import PostgresServer, RedisServer
 from tests.support.soak import a_third_of
 from tests.support.waiting import wait_until
@@ -46,11 +46,6 @@ def through(redis_server: RedisServer, far: FarDatabase) -> Iterator[Through]:
 
         yield make
         far.proxy.pass_all()
-
-
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-on_mariadb = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
 
 
 def refuses_everything(house: House, *, says: str) -> None:

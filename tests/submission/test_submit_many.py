@@ -33,10 +33,9 @@ from dispatcher import (
 from dispatcher.message import read_json
 from dispatcher.reservation import Copies
 from dispatcher.submission.validation import DraftValidator, ValidDraft
-from tests.submission.test_store_faults import on_postgresql, on_sqlite
 from tests.support.doubles import Between, once, raising
-from tests.support.house import BODY, FAR, House
-from tests.support.house_fixtures import Build
+from tests.support.house import FAR, House, draft
+from tests.support.house_fixtures import Build, on_postgresql, on_sqlite
 from tests.support.waiting import wait_until
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
@@ -55,13 +54,6 @@ TRICKY = [
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dispatcher.submission.pipeline.BATCH", BATCH)
-
-
-def draft(recipient: str = "ada", **asked: Any) -> Draft:
-    values: dict[str, Any] = {
-        "channel": "memory", "recipient": recipient, "body": BODY, "send_at": LATER,
-    }  # fmt: skip
-    return Draft(**(values | asked))
 
 
 def drafts(count: int, **asked: Any) -> list[Draft]:

@@ -11,7 +11,6 @@ from sqlalchemy import Connection, event
 
 from dispatcher import (
     DispatcherError,
-    Draft,
     Message,
     QuietHours,
     QuotaExceeded,
@@ -20,7 +19,7 @@ from dispatcher import (
     Suppressed,
     UnknownChannel,
 )
-from tests.support.house import BODY, FAR, House
+from tests.support.house import FAR, House, draft
 from tests.support.house_fixtures import Build
 
 pytestmark = pytest.mark.every_database
@@ -28,11 +27,6 @@ pytestmark = pytest.mark.every_database
 LATER = FAR + timedelta(hours=1)
 QUOTAS = ["50/minute"]
 TWO_CHANNELS = {"memory": {"transport": "memory"}, "other": {"transport": "memory"}}
-
-
-def draft(recipient: str, **more: Any) -> Draft:
-    asked: dict[str, Any] = {"channel": "memory", "recipient": recipient, "body": BODY}
-    return Draft(**{**asked, "send_at": LATER, **more})
 
 
 def test_a_submit_is_refused_and_leaves_no_trace(house: House) -> None:

@@ -26,14 +26,12 @@ from dispatcher.times.send_time import to_ms
 from tests.support.callers import SOON, callers_engine, order, ordered, queued, remind
 from tests.support.doubles import Between, raising
 from tests.support.house import House, hour_ago
-from tests.support.house_fixtures import Build
+from tests.support.house_fixtures import Build, on_postgresql, on_sqlite
 from tests.support.proxy import Proxy
 from tests.support.reserving import reserve
 from tests.support.servers import PostgresServer
 from tests.support.waiting import wait_until
 
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 PATIENT = {"settle": 0.001, "reconcile_grace": 0.002}
 QUICK = PATIENT | {"transaction_grace": 0.002}
 

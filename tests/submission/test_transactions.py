@@ -39,7 +39,7 @@ from tests.support.callers import (
 )
 from tests.support.doubles import Between
 from tests.support.house import House
-from tests.support.house_fixtures import Build
+from tests.support.house_fixtures import Build, on_mariadb, on_sqlite
 from tests.support.mariadb import MariaDBServer
 from tests.support.proxy import Proxy
 from tests.support.waiting import wait_until
@@ -47,8 +47,6 @@ from tests.support.waiting import wait_until
 MINUTE = timedelta(minutes=1)
 
 each_way = pytest.mark.parametrize("way", WAYS)
-on_mariadb = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 on_servers = pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
 
 

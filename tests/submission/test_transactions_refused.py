@@ -16,12 +16,11 @@ from dispatcher import InvalidDraft, InvalidSettings, Settings
 from dispatcher.store.database import Database
 from tests.support.callers import WAYS, callers_engine, calling, order, ordered, orders, remind
 from tests.support.house import House
+from tests.support.house_fixtures import on_postgresql, on_sqlite
 from tests.support.mariadb import MariaDBServer
 from tests.support.proxy import Proxy
 from tests.support.servers import PostgresServer
 
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 DRIVERS = {"mysql": "pymysql", "postg": "psycopg"}
 AsyncSession = type("AsyncSession", (), {"__module__": "sqlalchemy.ext.asyncio.session"})
 """What SQLAlchemy's own looks like from outside; importing that needs greenlet."""

@@ -13,7 +13,7 @@ from uuid import UUID
 import redis
 from sqlalchemy import insert, select, text, update
 
-from dispatcher import Dispatcher, Message, Outcome, Settings
+from dispatcher import Dispatcher, Draft, Message, Outcome, Settings
 from dispatcher.app import App
 from dispatcher.message import new_id
 from dispatcher.redis.keys import PermitKeys, ShardKeys, permit_parts, shard_of
@@ -30,6 +30,7 @@ from tests.support.reserving import scores, value_of, window
 from tests.support.servers import RedisServer
 
 BROKER_DB = 1
+HOUR = timedelta(hours=1)
 FAR = datetime(2100, 1, 1, 11, 0, tzinfo=UTC)
 """Where the clocks of those who only submit stand: nothing is ever due."""
 _USE_CASES = (
@@ -334,6 +335,12 @@ class ActingClock(MovableClock):
         super().sleep(seconds)
         if self.meanwhile is not None:
             self.meanwhile()
+
+
+def draft(recipient: str = "ada", **asked: Any) -> Draft:
+    """Return a draft for an hour after ``FAR``, unless more is asked for."""
+    values: dict[str, Any] = {"channel": "memory", "recipient": recipient, "body": BODY}
+    return Draft(**values | {"send_at": FAR + HOUR} | asked)
 
 
 def hour_ago() -> ActingClock:

@@ -10,6 +10,9 @@ from tests.support.house import House, hour_ago, house_on
 from tests.support.servers import RedisServer
 
 Build = Callable[..., House]
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+on_mariadb = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
 
 
 @pytest.fixture
