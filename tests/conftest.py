@@ -22,6 +22,7 @@ from tests.support import canaries
 from tests.support.compiled import compile_once
 from tests.support.far import FarDatabase
 from tests.support.house_fixtures import build, house, slow
+from tests.support.http_receiver import Receiver, receiving
 from tests.support.mariadb import MariaDBServer
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import own_queue, rabbitmq
@@ -30,6 +31,7 @@ from tests.support.servers import PostgresServer, RedisServer
 from tests.support.sharing import begins_late, pytest_xdist_make_scheduler
 from tests.support.soak import ALL
 from tests.support.tables import migrate_at
+from tests.support.workplace import workplace
 
 if zones.database().source == zones.PACKAGE:
     zoneinfo.reset_tzpath(())  # what tests compare with goes by the same tz database
@@ -118,6 +120,20 @@ def own_redis() -> Iterator[RedisServer]:
     """Give a Redis that the test may stop, kill and starve."""
     with RedisServer() as server:
         yield server
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """Give a server of HTTP that answers as the test tells it."""
+    with receiving() as one:
+        yield one
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Give a folder in which every process ends with the test."""
+    with workplace() as path:
+        yield path
 
 
 @pytest.fixture

@@ -12,15 +12,8 @@ import pytest
 
 from tests.support.environment import SERVICES, Environment, Maker, broker_on, short_settings
 from tests.support.servers import RedisServer
-from tests.support.workplace import workplace
 
 _FAILED = pytest.StashKey[bool]()
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with workplace() as path:
-        yield path
 
 
 @pytest.hookimpl(wrapper=True)

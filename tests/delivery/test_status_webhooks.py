@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -26,17 +26,11 @@ from dispatcher.transports.webhook import receiver_secret
 from tests.support.crashes import How, die
 from tests.support.house import BODY, House, hour_ago
 from tests.support.house_fixtures import Build
-from tests.support.http_receiver import Receiver, receiving
+from tests.support.http_receiver import Receiver
 
 SECRET = "whsec_" + base64.b64encode(b"a key of some twenty-nine bytes").decode()
 HOUR = timedelta(hours=1)
 PEOPLE = ("ada", "ben", "cyd")
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with receiving() as one:
-        yield one
 
 
 def channels(receiver: Receiver) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -13,15 +12,9 @@ from standardwebhooks import Webhook
 from dispatcher import Message, Outcome, Status
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
-from tests.support.http_receiver import Receiver, receiving
+from tests.support.http_receiver import Receiver
 
 SECRET = "whsec_" + base64.b64encode(b"a key of some twenty-nine bytes").decode()
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with receiving() as one:
-        yield one
 
 
 @pytest.fixture

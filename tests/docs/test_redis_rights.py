@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,6 @@ PAGE = (Path(__file__).parents[2] / "SECURITY.md").read_text("utf-8")
 OF_WINDOWS, OF_BROKER = re.findall(r"^ACL SETUSER dispatcher (.*)$", PAGE, re.MULTILINE)
 
 
-@pytest.fixture
-def guarded() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
-
-
 def give(server: RedisServer, rights: str) -> None:
     with server.client() as client:
         client.execute_command("ACL", "SETUSER", "dispatcher", *rights.split())
@@ -30,11 +23,11 @@ def give(server: RedisServer, rights: str) -> None:
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_submits_moves_rebuilds_and_deliveries_need_no_more(
-    guarded: RedisServer, database_url: str
+    own_redis: RedisServer, database_url: str
 ) -> None:
-    give(guarded, OF_WINDOWS)
-    url = f"unix://dispatcher:PASSWORD@{guarded.socket}"
-    with house_on(guarded, database_url, namespace="dispatcher", redis_url=url) as house:
+    give(own_redis, OF_WINDOWS)
+    url = f"unix://dispatcher:PASSWORD@{own_redis.socket}"
+    with house_on(own_redis, database_url, namespace="dispatcher", redis_url=url) as house:
         message = house.submit("ada")
         house.submit("ben", on_conflict="shift")
         house.deliver(message)
@@ -55,16 +48,16 @@ def test_submits_moves_rebuilds_and_deliveries_need_no_more(
             client.get("of somebody else")
 
 
-def test_the_broker_needs_no_more(guarded: RedisServer) -> None:
-    give(guarded, OF_BROKER)
-    url = f"redis+socket://dispatcher:PASSWORD@{guarded.socket}"
+def test_the_broker_needs_no_more(own_redis: RedisServer) -> None:
+    give(own_redis, OF_BROKER)
+    url = f"redis+socket://dispatcher:PASSWORD@{own_redis.socket}"
     with Connection(url) as connection, connection.SimpleQueue("dispatcher") as queue:
         queue.put({"id": 1})
         taken = queue.get(timeout=10)
         assert taken.payload == {"id": 1}
         taken.ack()
     with (
-        redis.Redis.from_url(f"unix://dispatcher:PASSWORD@{guarded.socket}") as client,
+        redis.Redis.from_url(f"unix://dispatcher:PASSWORD@{own_redis.socket}") as client,
         pytest.raises(redis.exceptions.NoPermissionError),
     ):
         client.execute_command("FLUSHALL")

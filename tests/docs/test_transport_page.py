@@ -7,7 +7,6 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from dispatcher.transports.apprise import AppriseTransport
 from dispatcher.transports.smtp import SmtpTransport
 from dispatcher.transports.webhook import WebhookTransport, receiver_secret
 from tests.docs.pages import blocks, page
-from tests.support.http_receiver import Handler, Receiver, receiving
+from tests.support.http_receiver import Handler, Receiver
 from tests.transports.test_names import install
 
 PAGE = page("docs/transports.md")
@@ -38,10 +37,9 @@ def took(handler: Handler) -> None:
 
 
 @pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with receiving() as server:
-        server.answer = took
-        yield server
+def receiver(receiver: Receiver) -> Receiver:
+    receiver.answer = took
+    return receiver
 
 
 def address(receiver: Receiver) -> str:

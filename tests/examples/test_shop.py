@@ -18,13 +18,7 @@ from tests.support.environment import child_environment
 from tests.support.house import House, house_on
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
-from tests.support.workplace import inhabitants, workplace
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with workplace() as path:
-        yield path
+from tests.support.workplace import inhabitants
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 import trustme
 
 from dispatcher.transports.webhook import WebhookTransport
-from tests.support.http_receiver import Receiver, receiving
+from tests.support.http_receiver import Receiver
 
 LOOPBACK = ["127.0.0.0/8"]
 _NOT_HANGING = 3.0  # on a busy machine; what it guards against takes 5 s, 20 s or for ever
@@ -65,9 +65,3 @@ def little_to_read(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> Non
     """Let the authority be all that is known here: reading hundreds of them takes 0.1 s."""
     monkeypatch.setattr(certifi, "where", lambda: authority.file)
     monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda *_: None)
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with receiving() as one:
-        yield one
