@@ -42,7 +42,7 @@ Act = Callable[[Stage, str, random.Random], Done | None]
 """Does it to a target. None: it could not be done, because the target was not there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Fault:
     """A kind. ``share`` is how often it comes beside others; ``lasts`` between two lengths, s."""
 
@@ -53,12 +53,8 @@ class Fault:
     lasts: tuple[float, float] = (0.0, 0.0)
 
 
-def _kill(stage: Stage, target: str, _: random.Random) -> Done | None:
-    return Done() if stage.supervised.signal(target, signal.SIGKILL) else None
-
-
-def _end(stage: Stage, target: str, _: random.Random) -> Done | None:
-    return Done() if stage.supervised.signal(target, signal.SIGTERM) else None
+def _end_by(number: signal.Signals) -> Act:
+    return lambda stage, target, _: Done() if stage.supervised.signal(target, number) else None
 
 
 def _freeze(stage: Stage, target: str, _: random.Random) -> Done | None:
@@ -337,79 +333,64 @@ _WINDOWS = [f"{side}/windows" for side in SIDES]
 _CLAIMS = [f"{side}/store" for side in WORKERS]
 _TASKS = [f"{side}/broker" for side in WORKERS]
 _REDIS = ("windows", "broker")
+_EVICT = _configure("maxmemory-policy", "allkeys-lru", "noeviction")
+_TABLE = "LOCK TABLE dispatcher_messages IN EXCLUSIVE MODE"
 _ROWS = (
     "SELECT id FROM dispatcher_messages WHERE finished_at IS NULL ORDER BY id LIMIT 20 FOR UPDATE"
 )
 
 FAULTS = (
-    Fault(name="worker.kill", act=_kill, targets=WORKERS, share=2),
-    Fault(name="worker.freeze", act=_freeze, targets=WORKERS, share=3, lasts=(0.1, 5)),
-    Fault(name="worker.end", act=_end, targets=WORKERS, share=1),
-    Fault(name="beat.kill", act=_kill, targets=BEATS, share=1),
-    Fault(name="beat.freeze", act=_freeze, targets=BEATS, share=2, lasts=(0.1, 4)),
-    Fault(name="client.kill", act=_kill, targets=CLIENTS, share=2),
-    Fault(name="client.freeze", act=_freeze, targets=CLIENTS, share=3, lasts=(0.1, 4)),
-    Fault(name="line.cut", act=_cut, targets=_ALL, share=14),
-    Fault(name="line.refuse", act=_refuse, targets=_ALL, share=7, lasts=(0.05, 1.5)),
-    Fault(name="line.black-hole", act=_black_hole, targets=_ALL, share=4, lasts=(0.1, 2.5)),
-    Fault(name="line.slow", act=_slow, targets=_ALL, share=5, lasts=(0.2, 1.5)),
-    Fault(name="reply.script", act=_lose_reply(b"EVALSHA"), targets=_WINDOWS, share=10,
-          lasts=(0.1, 0.6)),
-    Fault(name="reply.insert", act=_lose_answer(b"INSERT 0 1\0"), targets=["clients/store"],
-          share=8, lasts=(0.1, 0.6)),
-    Fault(name="reply.update", act=_lose_answer(b"UPDATE 1\0"), targets=_STORES, share=8,
-          lasts=(0.1, 0.6)),
-    Fault(name="reply.commit", act=_lose_answer(b"COMMIT\0"), targets=_STORES, share=6,
-          lasts=(0.1, 0.8)),
-    Fault(name="reply.claim", act=_lose_answer(b"claim_token\0"), targets=_CLAIMS,
-          share=7, lasts=(0.1, 0.6)),
-    Fault(name="reply.task", act=_lose_answer(b"dispatcher.deliver"), targets=_TASKS,
-          share=6, lasts=(0.1, 0.6)),
-    Fault(name="reply.publish", act=_lose_reply(b"LPUSH"), targets=["clients/broker"], share=5,
-          lasts=(0.1, 0.6)),
-    Fault(name="redis.client-kill", act=_ask_redis("CLIENT", "KILL", "TYPE", "normal"),
-          targets=_REDIS, share=9),
-    Fault(name="redis.pause", act=_pause, targets=_REDIS, share=5),
-    Fault(name="redis.script-flush", act=_ask_redis("SCRIPT", "FLUSH"), targets=["windows"],
-          share=9),
-    Fault(name="redis.flush-all", act=_ask_redis("FLUSHALL"), targets=["windows"], share=2),
-    Fault(name="redis.freeze", act=_freeze_redis, targets=_REDIS, share=3, lasts=(0.1, 2)),
-    Fault(name="redis.restart", act=_restart_redis, targets=_REDIS, share=2, lasts=(0, 1)),
-    Fault(name="redis.forget", act=_forget, targets=["windows"], share=1, lasts=(0, 0.5)),
-    Fault(name="redis.full", act=_configure("maxmemory", "1", "0"), targets=_REDIS, share=2,
-          lasts=(0.1, 1)),
-    Fault(name="redis.evicting", act=_configure("maxmemory-policy", "allkeys-lru", "noeviction"),
-          targets=["windows"], share=1.5, lasts=(0.1, 1)),
-    Fault(name="broker.no-queues", act=_delete_queues, targets=["broker"], share=5),
-    Fault(name="broker.repeat", act=_repeat_tasks, targets=["broker"], share=6),
-    Fault(name="store.terminate", act=_terminate, targets=["store"], share=7),
-    Fault(name="store.freeze", act=_freeze_backend, targets=["store"], share=4, lasts=(0.1, 4)),
-    Fault(name="store.restart", act=_restart_store, targets=["store"], share=1.5, lasts=(0, 0.5)),
-    Fault(name="store.rows-locked", act=_lock(_ROWS), targets=["store"], share=4, lasts=(0.1, 4)),
-    Fault(name="store.table-locked", act=_lock("LOCK TABLE dispatcher_messages IN EXCLUSIVE MODE"),
-          targets=["store"], share=2, lasts=(0.1, 1.5)),
-    Fault(name="store.read-only", act=_make_read_only, targets=["store"], share=2,
-          lasts=(0.1, 1.2)),
-)  # fmt: skip
+    Fault("worker.kill", _end_by(signal.SIGKILL), WORKERS, 2),
+    Fault("worker.freeze", _freeze, WORKERS, 3, (0.1, 5)),
+    Fault("worker.end", _end_by(signal.SIGTERM), WORKERS, 1),
+    Fault("beat.kill", _end_by(signal.SIGKILL), BEATS, 1),
+    Fault("beat.freeze", _freeze, BEATS, 2, (0.1, 4)),
+    Fault("client.kill", _end_by(signal.SIGKILL), CLIENTS, 2),
+    Fault("client.freeze", _freeze, CLIENTS, 3, (0.1, 4)),
+    Fault("line.cut", _cut, _ALL, 14),
+    Fault("line.refuse", _refuse, _ALL, 7, (0.05, 1.5)),
+    Fault("line.black-hole", _black_hole, _ALL, 4, (0.1, 2.5)),
+    Fault("line.slow", _slow, _ALL, 5, (0.2, 1.5)),
+    Fault("reply.script", _lose_reply(b"EVALSHA"), _WINDOWS, 10, (0.1, 0.6)),
+    Fault("reply.insert", _lose_answer(b"INSERT 0 1\0"), ["clients/store"], 8, (0.1, 0.6)),
+    Fault("reply.update", _lose_answer(b"UPDATE 1\0"), _STORES, 8, (0.1, 0.6)),
+    Fault("reply.commit", _lose_answer(b"COMMIT\0"), _STORES, 6, (0.1, 0.8)),
+    Fault("reply.claim", _lose_answer(b"claim_token\0"), _CLAIMS, 7, (0.1, 0.6)),
+    Fault("reply.task", _lose_answer(b"dispatcher.deliver"), _TASKS, 6, (0.1, 0.6)),
+    Fault("reply.publish", _lose_reply(b"LPUSH"), ["clients/broker"], 5, (0.1, 0.6)),
+    Fault("redis.client-kill", _ask_redis("CLIENT", "KILL", "TYPE", "normal"), _REDIS, 9),
+    Fault("redis.pause", _pause, _REDIS, 5),
+    Fault("redis.script-flush", _ask_redis("SCRIPT", "FLUSH"), ["windows"], 9),
+    Fault("redis.flush-all", _ask_redis("FLUSHALL"), ["windows"], 2),
+    Fault("redis.freeze", _freeze_redis, _REDIS, 3, (0.1, 2)),
+    Fault("redis.restart", _restart_redis, _REDIS, 2, (0, 1)),
+    Fault("redis.forget", _forget, ["windows"], 1, (0, 0.5)),
+    Fault("redis.full", _configure("maxmemory", "1", "0"), _REDIS, 2, (0.1, 1)),
+    Fault("redis.evicting", _EVICT, ["windows"], 1.5, (0.1, 1)),
+    Fault("broker.no-queues", _delete_queues, ["broker"], 5),
+    Fault("broker.repeat", _repeat_tasks, ["broker"], 6),
+    Fault("store.terminate", _terminate, ["store"], 7),
+    Fault("store.freeze", _freeze_backend, ["store"], 4, (0.1, 4)),
+    Fault("store.restart", _restart_store, ["store"], 1.5, (0, 0.5)),
+    Fault("store.rows-locked", _lock(_ROWS), ["store"], 4, (0.1, 4)),
+    Fault("store.table-locked", _lock(_TABLE), ["store"], 2, (0.1, 1.5)),
+    Fault("store.read-only", _make_read_only, ["store"], 2, (0.1, 1.2)),
+)
 
 FAULTS_OF_CLUSTERS = (
-    Fault(name="node.kill", act=_alone(_restart_redis), targets=NODES, share=4, lasts=(0.1, 6)),
-    Fault(name="node.freeze", act=_alone(_freeze_redis), targets=NODES, share=6, lasts=(0.1, 6)),
-    Fault(name="node.lose-disk", act=_alone(_lose_disk), targets=NODES, share=1, lasts=(0.1, 4)),
-    Fault(name="node.client-kill", act=_ask_redis("CLIENT", "KILL", "TYPE", "normal"),
-          targets=NODES, share=8),
-    Fault(name="node.pause", act=_pause, targets=NODES, share=5),
-    Fault(name="node.script-flush", act=_ask_redis("SCRIPT", "FLUSH"), targets=NODES, share=8),
-    Fault(name="node.flush-all", act=_ask_redis("FLUSHALL"), targets=NODES, share=2),
-    Fault(name="node.full", act=_configure("maxmemory", "1", "0"), targets=NODES, share=3,
-          lasts=(0.1, 1)),
-    Fault(name="node.evicting", act=_configure("maxmemory-policy", "allkeys-lru", "noeviction"),
-          targets=NODES, share=1.5, lasts=(0.1, 1)),
-    Fault(name="node.fail-over", act=_alone(_take_over("")), targets=NODES, share=4),
-    Fault(name="node.take-over", act=_alone(_take_over("TAKEOVER")), targets=NODES, share=3),
-    Fault(name="cluster.move-slot", act=_alone(_move_slot), targets=["windows"], share=12,
-          lasts=(0, 2)),
-)  # fmt: skip
+    Fault("node.kill", _alone(_restart_redis), NODES, 4, (0.1, 6)),
+    Fault("node.freeze", _alone(_freeze_redis), NODES, 6, (0.1, 6)),
+    Fault("node.lose-disk", _alone(_lose_disk), NODES, 1, (0.1, 4)),
+    Fault("node.client-kill", _ask_redis("CLIENT", "KILL", "TYPE", "normal"), NODES, 8),
+    Fault("node.pause", _pause, NODES, 5),
+    Fault("node.script-flush", _ask_redis("SCRIPT", "FLUSH"), NODES, 8),
+    Fault("node.flush-all", _ask_redis("FLUSHALL"), NODES, 2),
+    Fault("node.full", _configure("maxmemory", "1", "0"), NODES, 3, (0.1, 1)),
+    Fault("node.evicting", _EVICT, NODES, 1.5, (0.1, 1)),
+    Fault("node.fail-over", _alone(_take_over("")), NODES, 4),
+    Fault("node.take-over", _alone(_take_over("TAKEOVER")), NODES, 3),
+    Fault("cluster.move-slot", _alone(_move_slot), ["windows"], 12, (0, 2)),
+)
 """In the place of those of one server for the windows."""
 
 
