@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 from sqlalchemy import and_
@@ -58,11 +59,11 @@ def _attempts_kept(changes: Any, _: Any, statement: Any) -> Any:
     return statement.values(attempt_count=changes._messages.c.attempt_count)
 
 
-def _never_held(real: Any) -> Any:
+def _never_held(sa: Any) -> Any:
     def case(*whens: Any, **otherwise: Any) -> Any:
-        return real(*(each for each in whens if each[1] != Status.HELD.value), **otherwise)
+        return sa.case(*(each for each in whens if each[1] != Status.HELD.value), **otherwise)
 
-    return case
+    return SimpleNamespace(**vars(sa) | {"case": case})
 
 
 def _settled_first(real: Any) -> Any:
@@ -159,7 +160,7 @@ BUGS: Mapping[str, Seams] = {
     },
     "late success forgotten": _statement("sent", _last_claim_only),
     "a snooze counts an attempt": _statement("snoozed", _attempts_kept),
-    "rescue forgets hold": {"store.maintenance.case": _never_held},
+    "rescue forgets hold": {"store.maintenance.sa": _never_held},
     "permits settled before the send": {
         "delivery.sender.Sender._call_transport": _settled_first,
         "delivery.group.Group._settle_permits": nothing,
