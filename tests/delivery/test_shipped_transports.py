@@ -1,4 +1,4 @@
-"""From submit to a receiver that verifies what it got, through the whole house."""
+"""Webhooks and e-mails through the whole house: tried again, verified, and refused."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dispatcher import Message, Outcome, Status
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
 from tests.support.http_receiver import Receiver
+from tests.support.mail import ScriptedServer
 
 SECRET = "whsec_" + base64.b64encode(b"a key of some twenty-nine bytes").decode()
 
@@ -72,3 +73,20 @@ def test_a_busy_server_closes_the_channel_that_is_its_own_and_no_other(
         assert len(receiver.received) == sum(tried)
         waits = [house.again(each).next_attempt_at - each.send_at for each in messages]
         assert min(waits) > timedelta(minutes=4)
+
+
+def test_a_wrong_password_costs_one_message_one_try(build: Build) -> None:
+    script = {"EHLO": "250-x\r\n250 AUTH PLAIN", "AUTH": "535 5.7.8 wrong"}
+    with ScriptedServer(script) as server:
+        url = f"smtp://shop:hunter2@127.0.0.1:{server.port}"
+        options = {"url": url, "from": "Shop <mail@shop.example>"}
+        channels = {"email": {"transport": "smtp", "options": options}}
+        house = build(clock=hour_ago(), channels=channels, quotas="100/minute")
+        mail = {"channel": "email", "body": {"subject": "Tomorrow", "text": "See you at nine"}}
+        messages = [house.submit("ada@example.org", **mail) for _ in range(5)]
+        house.deliver(*messages)
+        now = [house.again(each) for each in messages]
+        assert {each.status for each in now} == {Status.SCHEDULED}
+        assert sorted(each.attempt_count for each in now) == [0, 0, 0, 0, 1]
+        assert server.connections == 1
+        assert not any("hunter2" in (each.last_error or "") for each in now)
