@@ -21,7 +21,6 @@ from tests.support.planting import Seams, nothing, planted
 ENOUGH = 20_000
 """Faults within which each bug is found."""
 LATE = {
-    "late success forgotten": 69,
     "lost claims may record": 40,
     "permits settled before the send": 8,
     "suppressed recipients are claimed": 10,
