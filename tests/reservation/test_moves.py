@@ -1,4 +1,4 @@
-"""A message that gets another place: both stand until the row has decided, and one is released."""
+"""A message that moves: both reservations stand until the row has decided, and one is released."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Redis is compared with the store place by place, and rebuilt from it shard by shard."""
+"""Redis is compared with the store window by window, and rebuilt from it shard by shard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Storing took longer than the settle time: the place is looked at again."""
+"""Storing took longer than the settle time: the reservation is looked at again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The database does not take the message: an error that says so, and no place is held."""
+"""The database does not take the message: an error that says so, and no reservation stays."""
 
 from __future__ import annotations
 
