@@ -1,4 +1,4 @@
-"""The recorder of a group, while its senders are busy."""
+"""Records, renewals and returns of a group while its senders are busy."""
 
 from __future__ import annotations
 
