@@ -1,4 +1,4 @@
-"""Adding, reading and cancelling on each database."""
+"""Messages are added, read back and taken back on each database, which refuses impossible ones."""
 
 from __future__ import annotations
 

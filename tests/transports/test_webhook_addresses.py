@@ -1,4 +1,4 @@
-"""Where a webhook may go: RELIABILITY's table of spellings, and more."""
+"""Where a webhook may go: every spelling of an address, those of docs/transports.md and more."""
 
 from __future__ import annotations
 
