@@ -44,7 +44,7 @@ from dispatcher.web.problems import CUT_OFF, Refused
 log = logging.getLogger(__name__)
 
 _MEDIA_TYPE = "application/json"
-_PATIENCE = timedelta(seconds=1)
+_LIST_PATIENCE = timedelta(seconds=1)
 """How long a list looks for messages, and a count counts them."""
 _READ_AT_ONCE, _MOST_BYTES = 50, 2_000_000
 _MOST_COUNTED = 100_000
@@ -58,7 +58,7 @@ _ONLY_RECIPIENTS = f"only with the kind {_RECIPIENT!r}"
 _NDJSON = "application/x-ndjson"
 _LINES_AT_ONCE = 1_000
 _BYTES_AT_ONCE = 1_000_000
-_PATIENCE_SECONDS = 60.0
+_LINE_SECONDS = 60.0
 """How long a caller may send nothing: a batch has one of few places."""
 _NOT_KNOWN = Refused(
     500,
@@ -130,7 +130,7 @@ def _shown(
     """
     listing, clock = context.service.parts.pages.listing, SystemClock()
     shown, size = list[models.MessageOut](), 0
-    until = clock.monotonic() + _PATIENCE.total_seconds()
+    until = clock.monotonic() + _LIST_PATIENCE.total_seconds()
     while True:
         left = timedelta(seconds=max(0.0, until - clock.monotonic()))
         many = min(limit - len(shown), _READ_AT_ONCE)
@@ -154,7 +154,7 @@ def counts(context: CallContext, filters: Annotated[models.Filters, Query()]) ->
     """
     selection = selection_of(_wanted(filters, context.caller), context.service.settings)
     counted, complete = context.service.parts.pages.listing.counted(
-        selection, patience=_PATIENCE, most=_MOST_COUNTED
+        selection, patience=_LIST_PATIENCE, most=_MOST_COUNTED
     )
     return answer(models.CountsOut(counts=counted, complete=complete))
 
@@ -540,10 +540,10 @@ async def _lines(chunks: AsyncIterator[bytes], *, longest: int) -> AsyncIterator
 
 async def _next(chunks: AsyncIterator[bytes]) -> bytes | None:
     try:
-        with fail_after(_PATIENCE_SECONDS):
+        with fail_after(_LINE_SECONDS):
             return await anext(chunks, None)
     except TimeoutError:
-        detail = f"nothing came for {_PATIENCE_SECONDS:g} s; send the lines from here on again"
+        detail = f"nothing came for {_LINE_SECONDS:g} s; send the lines from here on again"
         raise Refused(408, "too-slow", detail) from None
     except ClientDisconnect:
         raise Refused(400, "unreadable", CUT_OFF) from None

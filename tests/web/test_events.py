@@ -186,7 +186,7 @@ def test_what_lasts_is_bounded_by_key_and_in_all(monkeypatch: pytest.MonkeyPatch
 def test_a_batch_whose_caller_falls_silent_ends_with_a_verdict(
     telling: House, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api_calls, "_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(api_calls, "_LINE_SECONDS", 0.2)
     line = b'{"channel": "memory", "recipient": "ada", "body": {}, "send_in_seconds": 3600}\n'
     with closing(http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)) as slow:
         slow.putrequest("POST", "/v1/messages/batch")

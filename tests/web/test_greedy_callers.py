@@ -68,7 +68,7 @@ def test_a_long_plan_is_read_message_by_message(shop: TestClient) -> None:
 def test_a_list_ends_where_it_is_long_enough_or_takes_too_long(
     house: House, calls: Calls, monkeypatch: pytest.MonkeyPatch, bodies: bool, seconds: int
 ) -> None:
-    monkeypatch.setattr(api_calls, "_PATIENCE", timedelta(seconds=seconds))
+    monkeypatch.setattr(api_calls, "_LIST_PATIENCE", timedelta(seconds=seconds))
     monkeypatch.setattr(api_calls, "_MOST_BYTES", 10_000)
     monkeypatch.setattr(api_calls, "_READ_AT_ONCE", 2)
     made = [house.submit(f"r{n}", send_at=AT, body={"text": LONG * (n % 4)}) for n in range(12)]
