@@ -369,9 +369,9 @@ class Cancellation:
     def _release(self, cancelled: Sequence[Movable]) -> None:
         requests = []
         for message, _, tail, _ in cancelled:
-            terms = Terms(scopes_of(message, self.settings))
-            if terms.scopes:  # a status message has none
-                requests.append(BookingRequest(message.id, terms, 0, 0, tail=tail))
+            scopes = scopes_of(message, self.settings)
+            if scopes:  # a status message has none
+                requests.append(BookingRequest(message.id, Terms(scopes), 0, 0, tail=tail))
         if requests:
             self.reserver.withdraw(requests)
 
