@@ -199,7 +199,7 @@ def _goes_on(group: Group) -> bool:
         error = raised
     if error is not None:
         kind = type(error).__name__  # its text may quote a body
-        log.error("could not record a group (%s); its messages will be rescued", kind)
+        log.error("a group ended in %s; what it did not record will be rescued", kind)
     return False
 
 
