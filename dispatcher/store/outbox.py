@@ -75,7 +75,10 @@ class Watch(Generic[T]):
             self.on_end(self.joined, answered or not self.may_commit)
         except Exception:
             count = len(self.joined)
-            log.warning("could not confirm %d messages; reconcile will", count, exc_info=True)
+            log.warning(
+                "%d messages of a caller's transaction were left to enqueue_due and reconcile",
+                count, exc_info=True,
+            )  # fmt: skip
 
 
 class JoinedTransaction(Generic[T]):
