@@ -129,7 +129,7 @@ def _withdrawn(real: Any) -> Any:
 def _first_legs(_: Any) -> Any:
     def withdraw(self: Any, requests: Any) -> Any:
         return self.shards.release_many(
-            (self.legs(each.terms)[0], each.message_id, each.submit) for each in requests
+            (self.legs(request.terms)[0], request.member, request.submit) for request in requests
         )
 
     return withdraw
