@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from operator import itemgetter
@@ -332,39 +332,53 @@ class Messages:
     def update(self, message_id: UUID, *, body: Body) -> Message:
         return changed(self._database, message_id, self._new_body(message_id, body))
 
+    def move_if_unchanged(self, move: NewSlot, *, within: timedelta) -> Movable:
+        """Do :meth:`move` for one. Raises MessageChanged, MessageNotFound."""
+        row = move.given(within)
+        return self._changed_once(move.found, lambda each: self._moved.run(each, [row]))[1]
+
     def update_if_unchanged(self, found: Movable, *, body: Body) -> Message:
-        """Do :meth:`update`. Raises MessageChanged, MessageNotFound, TooLate.
+        """Do :meth:`update`. Raises MessageChanged, MessageNotFound, TooLate."""
+        is_same = self._tables.messages.c.move_token == found.token
+        change = self._new_body(found.message.id, body).where(is_same)
+        is_done, now = self._changed_once(found, lambda each: each.execute(change).rowcount)
+        if is_done:
+            return now.message
+        if now.message.status is Status.SCHEDULED:
+            raise MessageChanged(now.message.id)  # an attempt came between
+        raise TooLate(now.message.id, now.message.status)
+
+    def _changed_once(
+        self, found: Movable, change: Callable[[sa.Connection], int]
+    ) -> tuple[bool, Movable]:
+        """Run a change that the token guards; return whether it was made, and the row.
 
         Two callers that write the same leave the same row, so only the count of the statement says
         whose change was made. Where the connection broke, it raises StoreUnavailable.
         """
-        message_id, messages = found.message.id, self._tables.messages
-        change = self._new_body(message_id, body).where(messages.c.move_token == found.token)
-        query = self._movable.where(messages.c.id == message_id)
+        query = self._movable.where(self._tables.messages.c.id == found.message.id)
         is_committed = False
 
         def work(connection: sa.Connection) -> tuple[bool, int, Sequence[sa.Row[Any]]]:
             nonlocal is_committed
-            before, count = is_committed, connection.execute(change).rowcount
+            before, count = is_committed, change(connection)
             rows = connection.execute(query).all()
             is_committed = True  # unless the connection breaks now, and this runs again
             return before, count, rows
 
         is_second, count, rows = self._database.transact(work)
         if not rows:
-            raise MessageNotFound(message_id)
+            raise MessageNotFound(found.message.id)
         now = to_movable(rows[0])
-        if count:
-            return now.message
-        if now.token == found.token and now.message.status is not Status.SCHEDULED:
-            raise TooLate(message_id, now.message.status)
-        if now.token != found.token and is_second:
+        if count or now.token == found.token:
+            return bool(count), now
+        if is_second:
             raise StoreUnavailable(
                 "the connection broke, and whether the message was changed by this call or by "
                 "another one is not known",
                 remedy="read it again",
             )
-        raise MessageChanged(message_id)  # by another call, or an attempt came between
+        raise MessageChanged(found.message.id)
 
     def _new_body(self, message_id: UUID, body: Body) -> sa.Update:
         messages = self._tables.messages

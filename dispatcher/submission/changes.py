@@ -258,7 +258,7 @@ class Changes:
         judge_times(valid, now=now)
         if new_time.set_zone is None:  # also one that is known no more
             valid = valid._replace(zone=message.zone)
-        return Move(found, valid)
+        return Move(found, valid, is_guarded=token is not None)
 
 
 def unchanged(messages: Messages, message_id: UUID, before: Message) -> Movable:

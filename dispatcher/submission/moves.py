@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from dispatcher.errors import (
     DispatcherError,
+    MessageChanged,
     MessageNotFound,
     ReservationsUnavailable,
     SlotRefused,
@@ -41,11 +42,13 @@ class Move:
 
     ``answer`` is its second reservation, or the refusal; None where it keeps its time. ``wanted``
     are the values for its row, and ``row`` is what that has then. ``result`` is the moved message,
-    or why it was not moved; None where it was changed concurrently.
+    or why it was not moved; None where it was changed concurrently. One that ``is_guarded`` is made
+    only if nothing has changed the message.
     """
 
     found: Movable
     valid: ValidDraft
+    is_guarded: bool = False
     answer: Slot | SlotRefused | None = None
     wanted: NewSlot = field(init=False)
     row: Movable | None = None
@@ -171,9 +174,13 @@ class Moves:
         # Reconcile releases what the row does not have after the whole grace.
         within = self.settings.reconcile_grace / 2
         try:
+            [first, *more] = moves
+            if first.is_guarded and first.answer is None and not more:  # no tail tells whose it is
+                first.row = self.messages.move_if_unchanged(first.wanted, within=within)
+                return
             rows = self.messages.move([move.wanted for move in moves], within=within)
-        except StoreUnavailable as error:
-            if not error.refused:
+        except (MessageChanged, MessageNotFound, StoreUnavailable) as error:
+            if isinstance(error, StoreUnavailable) and not error.refused:
                 raise  # rows may have changed: reconcile reads them
             if len(moves) == 1:
                 moves[0].result = error

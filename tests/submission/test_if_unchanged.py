@@ -96,11 +96,34 @@ def test_a_change_between_the_check_and_the_write_refuses_it(
     meanwhile = once(there_and_back)
     for use_case in ("changes", "moves", "cancellation"):
         parts = vars(getattr(house.parts, use_case))
-        hooks: dict[str, Any] = dict.fromkeys(("update_if_unchanged", "move", "cancel"), meanwhile)
+        hooks: dict[str, Any] = dict.fromkeys(
+            ("update_if_unchanged", "move_if_unchanged", "move", "cancel"), meanwhile
+        )
         parts["messages"] = Between(house.parts.messages, before=hooks)
     with pytest.raises(MessageChanged):
         edit(house, message)
     assert house.again(message) == message
+
+
+@pytest.mark.every_database
+@pytest.mark.parametrize("wish", [{}, {"expire_after": HOUR}], ids=["nothing", "expiry"])
+@pytest.mark.parametrize("other", ["update", "same"])
+def test_a_change_that_leaves_the_wanted_time_and_expiry_refuses_it(
+    house: House, message: Message, wish: dict[str, Any], other: str
+) -> None:
+    """The row has what is wanted then, and no tail tells whose it is."""
+    same: dict[str, Any] = {"send_at": message.send_at, **wish}
+
+    def change() -> None:
+        if other == "update":
+            house.dispatcher.update(message.id, body={"text": "other"})
+        house.dispatcher.reschedule(message.id, **same)
+
+    hooks = {"before": {"move_if_unchanged": once(change)}}
+    vars(house.parts.moves)["messages"] = Between(house.parts.messages, **hooks)
+    with pytest.raises(MessageChanged):
+        house.dispatcher.reschedule(message.id, if_unchanged=message, **same)
+    assert house.members() == {message.id: to_ms(message.send_at)}
 
 
 @every_edit
