@@ -69,15 +69,14 @@ def fail(
 ) -> None:
     """Let something happen before or after the statement that stores a batch."""
     store = house.parts.own_transaction.messages
-    hidden = "_copy" if house.url.startswith("postgresql") else "_insert_together"
-    real = getattr(store, hidden)
+    real = store._insert_together
 
     def statement(*asked: Any, **named: Any) -> None:
         before()
         real(*asked, **named)
         after()
 
-    setattr(store, hidden, statement)
+    vars(store)["_insert_together"] = statement
 
 
 def test_answers_come_in_order_each_with_the_error_that_submit_raises(house: House) -> None:
