@@ -163,6 +163,42 @@ def test_the_answers_are_those_of_the_rule_in_a_bounded_number_of_calls(
     assert len(ids) == 1
 
 
+@pytest.mark.parametrize("aside", [-1, 20 * STEP])
+def test_a_message_is_moved_within_what_only_it_keeps_full(real: Reserving, aside: int) -> None:
+    filled = fill(real, EVEN)
+    message_id = book(real, MIDDLE)
+    asked = MIDDLE + aside
+    assert model.next_slot(sorted([*filled, MIDDLE]), asked, RULE) > asked
+    moves: list[Any] = []
+    calls = calls_of(real.client, lambda: moves.append(move(real, message_id, asked)))
+    assert 3 < calls <= MOST_CALLS
+    (moving,) = moves
+    assert (score(real, message_id.bytes), score(real, moving.member)) == (MIDDLE, asked)
+    with pytest.raises(QuotaExceeded):
+        book(real, MIDDLE + 7)
+    if aside > 0:
+        win(real.windows, moving)
+        stands(real, (moving.member, asked))
+    else:
+        real.windows.withdraw([moving])
+        stands(real, (message_id, MIDDLE))
+
+
+def test_a_refused_move_leaves_no_hold(real: Reserving) -> None:
+    times, asked = SHAPES["the lowest run is in the way"]
+    filled = fill(real, times)
+    message_id = book(real, AWAY)
+    slot = model.next_slot(filled, asked, RULE)
+    with pytest.raises(QuotaExceeded) as refused:
+        move(real, message_id, asked)
+    check_refusal(real, refused.value, asked, slot)
+    stands(real, (message_id, AWAY))
+    until = from_ms(slot)
+    moving = booked_move(real.windows, message_id, terms=ADA, send_at=from_ms(asked), latest=until)
+    win(real.windows, moving)
+    stands(real, (moving.member, slot))
+
+
 def test_late_copies_of_the_calls_of_a_long_search_lose_nothing(real: Reserving) -> None:
     """A time that was held, and refused, is not that of the reservation."""
     times, asked = SHAPES["the lowest run is in the way"]
