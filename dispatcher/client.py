@@ -236,8 +236,7 @@ class Dispatcher:
     def _in_thread(self, work: Callable[[], T]) -> Future[T]:
         """Begin work in a thread of the awaited calls, in the context of the caller."""
         with self._state_lock:
-            if self._is_closed:
-                raise _closed()
+            check_open(self)
             return self._threads.submit(copy_context().run, called, work)
 
     @contextmanager
@@ -245,8 +244,7 @@ class Dispatcher:
         """Let :meth:`close` wait for a call in a caller's transaction."""
         running = Future[None]()
         with self._state_lock:
-            if self._is_closed:
-                raise _closed()
+            check_open(self)
             self._joined.add(running)
         try:
             yield
@@ -1002,11 +1000,16 @@ def app_of(dispatcher: Dispatcher) -> App:
     return dispatcher._app
 
 
+def check_open(dispatcher: Dispatcher) -> None:
+    """Raise RuntimeError once ``close`` was called."""
+    if dispatcher._is_closed:
+        raise _closed()
+
+
 def threads_of(dispatcher: Dispatcher, most: int) -> ThreadPoolExecutor:
     """Return new threads, for which ``close`` waits. They end with the one that holds them."""
     with dispatcher._state_lock:
-        if dispatcher._is_closed:
-            raise _closed()
+        check_open(dispatcher)
         threads = _threads(most)
         dispatcher._lent.add(threads)
     return threads

@@ -20,7 +20,7 @@ from anyio import move_on_after
 from starlette.responses import StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dispatcher.client import Dispatcher, called, threads_of
+from dispatcher.client import Dispatcher, called, check_open, threads_of
 from dispatcher.forks import renew_after_fork
 from dispatcher.web.problems import Refused
 
@@ -183,7 +183,8 @@ class Threads:
 class SharedThreads(Threads):
     """Threads for long calls, which names share: one name has at most ``most_of_one`` of them.
 
-    Names that wait take turns, whatever number of calls each has.
+    Names that wait take turns, whatever number of calls each has. What waits when the dispatcher is
+    closed gets RuntimeError.
     """
 
     def __init__(self, dispatcher: Dispatcher, most: int, *, most_of_one: int) -> None:
@@ -211,6 +212,7 @@ class SharedThreads(Threads):
             name, call, work = turn
             try:
                 if call.set_running_or_notify_cancel():
+                    check_open(self._dispatcher)  # close waits for what runs, not for a queue
                     call.set_result(work())
             except BaseException as error:  # noqa: BLE001 - the caller raises it
                 call.set_exception(error)

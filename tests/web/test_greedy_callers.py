@@ -231,6 +231,29 @@ def test_a_name_with_many_calls_has_one_turn_as_each_other(house: House) -> None
     assert "".join(order) in ("aabcaba", "abcabaa")  # as soon as a waits again, or at once
 
 
+def test_what_waits_for_its_turn_is_told_that_the_dispatcher_was_closed(house: House) -> None:
+    threads, began, gate = SharedThreads(house.dispatcher, 1, most_of_one=1), Event(), Event()
+
+    def act() -> str:
+        began.set()
+        assert gate.wait(60)
+        return "ended"
+
+    async def called() -> list[object]:
+        calls = [asyncio.create_task(threads.run_for("a", act)) for _ in range(3)]
+        assert await asyncio.to_thread(began.wait, 60)
+        closing = asyncio.create_task(asyncio.to_thread(house.dispatcher.close))
+        await asyncio.to_thread(wait_until, lambda: house.dispatcher._is_closed)
+        gate.set()
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        await closing
+        return [*answers]
+
+    first, *rest = asyncio.run(called())
+    assert first == "ended"
+    assert [type(answer) for answer in rest] == 2 * [RuntimeError]
+
+
 def test_a_cancelled_task_leaves_what_runs_and_calls_nothing_more(house: House) -> None:
     ended, began, gate = list[str](), Event(), Event()
     threads = Threads(house.dispatcher, 1)  # held, as by an application, until the end
