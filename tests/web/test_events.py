@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -152,6 +153,10 @@ def test_a_listener_is_told_of_a_gap_while_it_listens_and_after_it_was_away(
         telling.submit("ada", send_in=HOUR)
         first = next(heard)[0]
         monkeypatch.setattr(stream, "_keep", 1)
+        # In one step, so that the listener does not read what is about to go.
+        client = telling.parts.plain_redis
+        whole = SimpleNamespace(pipeline=lambda **_: client.pipeline(), xrevrange=client.xrevrange)
+        monkeypatch.setattr(stream, "_connect", lambda: whole)
         stream._write([Event(Transition.SENT, new_id(), "memory", {}) for _ in range(3_000)])
         assert [next(heard)[1] for _ in range(2)] == ["gap", "sent"]
     for after in (first, "0-0"):  # the latter: the stream was empty when the listener began
