@@ -10,13 +10,12 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias, TypeVar
+from uuid import UUID
 from weakref import WeakKeyDictionary
-
-from pydantic_core import to_jsonable_python
 
 from dispatcher import errors
 from dispatcher.errors import DispatcherError, InvalidValue
@@ -228,5 +227,19 @@ def problem(
     """Return a problem; ``kind`` is the last part of its type."""
     title = kind.replace("-", " ")
     base = {"type": _TYPE_PREFIX + kind, "title": title, "status": status, "detail": detail}
-    plain: dict[str, Any] = to_jsonable_python(data or {}, timedelta_mode="float")
-    return plain | base
+    return {**{name: _plain(value) for name, value in (data or {}).items()}, **base}
+
+
+def _plain(value: object) -> Any:
+    # Not by pydantic: 2.12 writes instants as numbers where it writes lengths as numbers.
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, Iterable):
+        return [_plain(each) for each in value]
+    return value
