@@ -76,7 +76,8 @@ class Side:
             results = list(self.dispatcher.submit_many(requests))
         else:
             results = [next(iter(self.dispatcher.submit_many([request]))) for request in requests]
-        self.ids += [result.id for result in results if isinstance(result, Message)]
+        accepted = [result.id for result in results if isinstance(result, Message)]
+        self.ids = [*dict.fromkeys([*self.ids, *accepted])]  # drafts with one key have one message
         return [
             self._said(result.error if isinstance(result, Rejection) else result)
             for result in results
