@@ -62,7 +62,7 @@ class Side:
     def answers(self, call: Sequence[Any]) -> list[Any]:
         match call:
             case "submit", requests:
-                return self._submitted([_draft(request) for request in requests])
+                return self._submitted([_draft(request) for request in _keyed_once(requests)])
             case "travel", length:
                 self.dispatcher.travel(seconds=length.total_seconds())
                 return [(sent.at, self._number(sent.message.id)) for sent in self.dispatcher.outbox]
@@ -105,6 +105,18 @@ class Side:
 
     def _number(self, message_id: Any) -> int:
         return self.ids.index(message_id)
+
+
+def _keyed_once(requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave each key to the first request that has it.
+
+    A draft whose key one before it in its batch has is judged once that batch is decided.
+    """
+    keys = [request["key"] for request in requests]
+    return [
+        request | {"key": None if request["key"] in keys[:number] else request["key"]}
+        for number, request in enumerate(requests)
+    ]
 
 
 def _draft(request: dict[str, Any]) -> Draft:
