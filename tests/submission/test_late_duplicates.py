@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import update
 
-from dispatcher import Draft, Message, MessageNotFound, QuotaExceeded
+from dispatcher import Draft, Message, MessageNotFound, QuotaExceeded, StoreUnavailable
 from dispatcher.message import new_id
 from dispatcher.reservation import Submit, Terms
 from dispatcher.times.send_time import to_ms
@@ -143,6 +143,24 @@ def test_a_submit_that_stood_still_until_its_place_was_given_up_books_another(
     assert message.id not in given_up
     assert house.reservations() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
     assert [row[0] for row in house.rows()] == [message.id]
+
+
+def test_a_submit_whose_reservation_is_given_up_twice_ends_and_leaves_nothing(
+    build: Build,
+) -> None:
+    house, second = build(), build()
+    sweeps: list[int] = []
+
+    def sweep() -> None:
+        assert len(sweeps) < 2, "it is judged once more, and not for ever"
+        sweeps.append(sweep_late(house))
+
+    second.swap("messages", Between(second.parts.messages, before={"add": sweep}))
+    with pytest.raises(StoreUnavailable, match="submit it again"):
+        second.submit(send_at=SOON)
+    assert sweeps == [1, 1]
+    assert house.all_members() == {}
+    assert house.rows() == []
 
 
 def test_a_submit_that_stood_still_for_long_is_told_of_its_duplicate(build: Build) -> None:
