@@ -10,11 +10,12 @@ import os
 import sys
 from errno import EDQUOT, EFBIG, EIO, ENOSPC, EPIPE
 from pathlib import Path
+from typing import Any
 
 from typer.main import get_group
 
 from dispatcher.cli import output
-from dispatcher.cli.app import AllCommands, app, exit_code, name_options, say_error
+from dispatcher.cli.app import UsageError, app, exit_code, name_options, say_error, usage_error
 from dispatcher.errors import DispatcherError
 
 __all__ = ["app", "every_command", "main"]
@@ -23,10 +24,9 @@ _NO_MORE_OUTPUT = frozenset({EDQUOT, EFBIG, EIO, ENOSPC})
 """Why standard output takes no more, other than a reader that has gone (EPIPE)."""
 
 
-def every_command() -> AllCommands:
-    group = get_group(app)
-    if not isinstance(group, AllCommands):
-        raise TypeError(f"the group is a {type(group).__name__}")
+def every_command() -> Any:
+    """Return the group of all commands, imported."""
+    group: Any = get_group(app)
     group.load()
     return group
 
@@ -39,7 +39,7 @@ def main() -> None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - stays
     try:
         try:
-            app(prog_name="dispatcher")
+            sys.exit(app(prog_name="dispatcher", standalone_mode=False))
         finally:
             sys.stdout.flush()
     except OSError as error:
@@ -51,9 +51,17 @@ def main() -> None:
                 f"standard output took no more ({error.strerror}); the command may have been done"
             )
         sys.exit(1)
+    except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            sys.exit(2)  # it has shown the help
+        _fail(usage_error(error))
     except DispatcherError as error:
-        name_options(error)
-        if "--json" in sys.argv and not output.written:
-            output.as_line(output.error_data(error))
-        say_error(error)
-        sys.exit(exit_code(error))
+        _fail(error)
+
+
+def _fail(error: DispatcherError) -> None:
+    name_options(error)
+    if "--json" in sys.argv and not output.written:
+        output.as_line(output.error_data(error))
+    say_error(error)
+    sys.exit(exit_code(error))

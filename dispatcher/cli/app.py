@@ -5,9 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache, wraps
 from importlib import import_module
@@ -34,7 +32,6 @@ from dispatcher.errors import (
     Unavailable,
 )
 from dispatcher.extras import DISTRIBUTION
-from dispatcher.times import send_time
 
 Function = TypeVar("Function", bound=Callable[..., None])
 
@@ -46,14 +43,6 @@ _EXIT_CODES: tuple[tuple[type[DispatcherError], int], ...] = (
     (IdempotencyConflict, 5),
     (Unavailable, 6),
 )
-
-_PARAMETERS_OF = {
-    "id": ("message_ids", "message_id"),
-    "body": ("body", "text"),
-    "shards": ("shard",),
-}
-"""The parameters of commands for a field of an error, where their names differ."""
-
 
 COMMANDS = {
     name: (panel, module)
@@ -79,115 +68,39 @@ COMMANDS = {
 }
 """The panel of the help and the module of each command."""
 
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""That of click, or of typer's copy of click: typer does not export it."""
+
+_options: dict[str, str] = {}
+"""How the parameters of the running command are typed."""
+
 
 @cache
 def help_of(module: str) -> Mapping[str, str]:
-    """Read the help of the commands of a module in its source.
-
-    To import all modules takes a second, most of it for SQLAlchemy, Celery and Pydantic. A command
-    has one decorator, whose ``name`` is a literal; ``help`` of a group comes last. Nothing
-    is known of an installation that has compiled modules alone.
-    """
-    source = files(__package__).joinpath(f"{module}.py")
-    said: dict[str, str] = {}
-    if not source.is_file():
-        return said
-    for node in ast.parse(source.read_text(encoding="utf-8")).body:
-        match node:
-            case ast.FunctionDef(name=name, decorator_list=[ast.Call(keywords=keywords)]):
-                named = [ast.literal_eval(each.value) for each in keywords if each.arg == "name"]
-                said[named[0] if named else name.replace("_", "-")] = ast.get_docstring(node) or ""
-            case ast.Assign(
-                targets=[ast.Name(id=name)],
-                value=ast.Call(keywords=[*_, ast.keyword("help", ast.Constant(str(text)))]),
-            ):
-                said[name] = text
-    return said
+    """Read the docstrings of a module in its source: to import all modules takes a second."""
+    source = files(__package__).joinpath(f"{module}.py").read_text(encoding="utf-8")
+    functions = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
+    return {_name_of(node.name): ast.get_docstring(node) or "" for node in functions}
 
 
-_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-"""``UsageError`` of click, or of typer's copy of click: typer does not export it."""
+def _name_of(function: str) -> str:
+    return function.rstrip("_").replace("_", "-")
 
 
-@contextmanager
-def _usage_errors_translated() -> Iterator[None]:
-    """Raise InvalidValue for wrong arguments, which typer would print in a box.
-
-    A call without arguments shows help.
-    """
-    try:
-        yield
-    except _UsageError as error:
-        if type(error).__name__ == "NoArgsIsHelpError":
-            raise
-        raise _invalid_value(error) from None
-
-
-def _invalid_value(error: Any) -> InvalidValue:
-    command = error.ctx.command_path if error.ctx is not None else "dispatcher"
-    parameter, named = getattr(error, "param", None), getattr(error, "option_name", None)
-    field = str(named or (parameter and _typed(parameter)) or command)
-    text = str(error.message or error.format_message()).removeprefix("Value error, ")
-    problem = f"{text[:1].lower()}{text[1:]}".rstrip(".")
-    for again in (f": {field}", f" {field!r}"):
-        problem = problem.removesuffix(again)
-    given, is_choice, choices = problem.partition(" is not one of ")
-    if is_choice:
-        return InvalidValue(field, f"there is no {given}", f"one of {choices}")
-    near = getattr(error, "possibilities", None)
-    return InvalidValue(field, problem, ", ".join(near or [f"what `{command} --help` shows"]))
-
-
-class OptionNames(TyperGroup):
-    """A group of commands that records how the options of the command that runs are typed.
-
-    Help shows no type for a flag, which takes no value.
-    """
-
-    def get_params(self, ctx: Any) -> Any:
-        return _flags_without_types(super().get_params(ctx))
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        command = super().get_command(ctx, cmd_name)
-        if command is not None:
-            _flags_without_types(command.get_params(ctx))
-            command.help = _unwrapped(command.help or "")
-        return command
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        found = super().resolve_command(ctx, args)
-        _options.clear()
-        if found[1] is not None:
-            _options.update({each.name: _typed(each) for each in found[1].params})
-        return found
-
-
-class AllCommands(OptionNames):
+class AllCommands(TyperGroup):
     """All commands. Their modules are imported when one of them runs or shows its own help."""
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
-        for name, (panel, _) in COMMANDS.items():
-            self.commands[name] = TyperCommand(name, rich_help_panel=panel)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        command = super().get_command(ctx, cmd_name)
-        if command is not None and not command.help:
-            command.help = _unwrapped(help_of(COMMANDS[cmd_name][1]).get(cmd_name, ""))
-        return command
+    def list_commands(self, _: Any) -> list[str]:
+        for name, (panel, module) in COMMANDS.items():
+            if name not in self.commands:
+                text = _unwrapped(help_of(module)[name])
+                self.commands[name] = TyperCommand(name, help=text, rich_help_panel=panel)
+        return list(COMMANDS)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] in COMMANDS:
             self.load(args[0])
         return super().resolve_command(ctx, args)
-
-    def make_context(self, *given: Any, **more: Any) -> Any:
-        with _usage_errors_translated():
-            return super().make_context(*given, **more)
-
-    def invoke(self, ctx: Any) -> Any:
-        with _usage_errors_translated():
-            return super().invoke(ctx)
 
     def load(self, *names: str) -> None:
         """Import these commands; all if none is named."""
@@ -202,23 +115,15 @@ class AllCommands(OptionNames):
 def _unwrapped(text: str) -> str:
     """Return a docstring with each paragraph on one line, for a terminal to wrap."""
     paragraphs = inspect.cleandoc(text).split("\n\n")
-    return "\n\n".join(each.replace("\n", " ") for each in paragraphs)
+    return "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
 
 
-def _flags_without_types(parameters: list[Any]) -> list[Any]:
-    for each in parameters:
-        if getattr(each, "is_flag", False):
-            each.metavar = ""
-    return parameters
-
-
-_options: dict[str, str] = {}
-"""How the parameters of the running command are typed."""
-
-
-def _typed(parameter: Any) -> str:
-    is_option = parameter.opts[0].startswith("-")
-    return str(parameter.opts[0] if is_option else parameter.metavar or parameter.name.upper())
+def usage_error(error: Any) -> InvalidValue:
+    """Return as one sentence what typer would print in a box."""
+    command = error.ctx.command_path if error.ctx is not None else "dispatcher"
+    text = error.format_message().replace("Value error, ", "").rstrip(".")
+    problem = f"{text[:1].lower()}{text[1:]}"
+    return InvalidValue(command, problem, f"what `{command} --help` shows")
 
 
 def name_options(error: DispatcherError) -> None:
@@ -227,25 +132,13 @@ def name_options(error: DispatcherError) -> None:
         return
     if error.field == "columns":
         return  # columns of a file may have the names of parameters
-    typed = dict(_options)
-    for field, names in _PARAMETERS_OF.items():
-        found = [typed[name] for name in names if name in typed]
-        given = [each for each in found if any(word.startswith(each) for word in sys.argv)]
-        if found:
-            typed[field] = (given or found)[0]
-
-    def worded(text: str) -> str:
-        return re.sub(r"[a-z]+(?:_[a-z]+)+", lambda word: typed.get(word[0], word[0]), text)
-
-    accepted = error.accepted
-    if send_time.ACCEPTED in accepted:
-        instant = "a time with an offset (2026-12-24T08:30+01:00)"
-        if zone := typed.get("zone"):
-            instant += f", or a local time (2026-12-24T08:30) together with {zone}"
-        accepted = accepted.replace(send_time.ACCEPTED, instant)
-    field, *rest = re.split(r"(?=[.\[])", error.field, maxsplit=1)
-    said = f"{typed.get(field, field)}{''.join(rest)}: {worded(error.problem)}"
-    error.args = (f"{said}; accepted: {worded(accepted)}",)
+    field, *path = re.split(r"(?=[.\[])", error.field, maxsplit=1)
+    said = re.sub(
+        r"[a-z]+(?:_[a-z]+)+",
+        lambda word: _options.get(word[0], word[0]),
+        f"{error.problem}; accepted: {error.accepted}",
+    )
+    error.args = (f"{_options.get(field, field)}{''.join(path)}: {said}",)
 
 
 app = typer.Typer(
@@ -291,23 +184,25 @@ commands = typer.Typer(rich_markup_mode="rich")
 """The commands of the modules that are imported."""
 
 
-def command_group(name: str, *, help: str) -> typer.Typer:  # noqa: A002 - typer's word
-    group = typer.Typer(cls=OptionNames, no_args_is_help=True, help=help)
-    commands.add_typer(group, name=name)
+def command_group(function: Callable[[], None]) -> typer.Typer:
+    """Make a group of commands of a function that has its name and its help."""
+    group = typer.Typer(no_args_is_help=True, help=function.__doc__)
+    commands.add_typer(group, name=function.__name__)
     return group
 
 
 def command(
-    *examples: str, name: str | None = None, of: typer.Typer = commands, **more: Any
+    *examples: str, of: typer.Typer = commands, **more: Any
 ) -> Callable[[Function], Function]:
-    """Make a function a command with these examples.
+    """Make a function a command with these examples; its docstring is the help.
 
     Each parameter whose type is a dataclass stands for its fields, as options.
     """
     epilog = "\n\n".join(["[bold]Examples[/]", *(f"  $ {line}" for line in examples)])
 
     def register(function: Function) -> Function:
-        of.command(name, epilog=epilog, **more)(_with_options(function))
+        name, text = _name_of(function.__name__), _unwrapped(function.__doc__ or "")
+        of.command(name, help=text, epilog=epilog, **more)(_with_options(function))
         return function
 
     return register
@@ -320,26 +215,33 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
     """
     parameters: dict[str, Parameter] = {}
     kinds: dict[str, Any] = {}
-    for name, each in inspect.signature(function, eval_str=True).parameters.items():
-        if not is_dataclass(each.annotation):
-            parameters[name] = each
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        if not is_dataclass(parameter.annotation):
+            parameters[name] = parameter
             continue
-        kinds[name] = each.annotation
-        hints = get_type_hints(each.annotation, include_extras=True)
-        for field in fields(each.annotation):
-            added = each.replace(
+        kinds[name] = parameter.annotation
+        hints = get_type_hints(parameter.annotation, include_extras=True)
+        for field in fields(parameter.annotation):
+            option = parameter.replace(
                 name=field.name, default=field.default, annotation=hints[field.name]
             )
-            parameters.setdefault(field.name, added)
+            parameters.setdefault(field.name, option)
     own = inspect.signature(function).parameters.keys() - kinds.keys()
+    context = Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    parameters.setdefault("context", context)
 
     @wraps(function)
-    def call(**given: Any) -> None:
+    def call(**values: Any) -> None:
+        _options.clear()
+        for option in values["context"].command.params:
+            first = option.opts[0]
+            is_argument = not first.startswith("-")
+            _options[option.name] = option.metavar or first.upper() if is_argument else first
         options = {
-            name: kind(**{field.name: given[field.name] for field in fields(kind)})
+            name: kind(**{field.name: values[field.name] for field in fields(kind)})
             for name, kind in kinds.items()
         }
-        function(**{name: given[name] for name in own}, **options)
+        function(**{name: values[name] for name in own}, **options)
 
     typed: Any = call  # typer reads the parameters there
     typed.__signature__ = inspect.Signature(list(parameters.values()))
@@ -361,13 +263,15 @@ def exit_code(error: DispatcherError) -> int:
 def confirm(question: str) -> None:
     """Ask; end the command unless the answer is yes. Raises InvalidValue without an answer."""
     try:
-        typer.confirm(question, abort=True, err=True)
+        agreed = typer.confirm(question, err=True)
     except typer.Abort as error:
         if not isinstance(error.__context__, EOFError):
             raise
         typer.echo(err=True)  # the question has no line end
         problem = "not given, and standard input has no answer"
         raise InvalidValue("--yes", problem, "--yes, or y on standard input") from None
+    if not agreed:
+        raise typer.Exit(1)
 
 
 def say_warning(text: str) -> None:

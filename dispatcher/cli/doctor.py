@@ -90,7 +90,9 @@ def _styled(level: Level) -> str:
     return f"[{_STYLES[level]}]{level.value}[/]"
 
 
-windows = command_group("windows", help="Compare the windows in Redis with SQL, or rebuild them.")
+@command_group
+def windows() -> None:
+    """Compare the windows in Redis with SQL, or rebuild them."""
 
 
 @command("dispatcher windows verify", of=windows)

@@ -36,9 +36,8 @@ _SHOWN = 10
 @command(
     "dispatcher import reminders.csv --plan",
     "dispatcher import - --format jsonl < x.jsonl",
-    name="import",
 )
-def import_file(
+def import_(
     file: Annotated[
         str, typer.Argument(metavar="FILE", help="FILE.csv or FILE.jsonl; - is standard input.")
     ],

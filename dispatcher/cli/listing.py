@@ -32,9 +32,8 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
     "dispatcher list --overdue",
     "dispatcher list --from 2026-12-24T00:00 --to 2026-12-25T00:00 --zone Europe/Berlin",
     "dispatcher list --recipient ada --json | jq -r .id",
-    name="list",
 )
-def list_messages(
+def list_(
     *,
     filters: FilterOptions,
     limit: Annotated[int, typer.Option("--limit", "-n", help="How many, newest first.")] = 50,

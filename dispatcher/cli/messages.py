@@ -157,10 +157,8 @@ def update(
     _tell(message, as_json=as_json)
 
 
-@command("dispatcher show 0199…", "dispatcher show 0199… --json | jq .attempts", name="show")
-def show_message(
-    message_id: Annotated[str, typer.Argument(metavar="ID")], as_json: AsJson = False
-) -> None:
+@command("dispatcher show 0199…", "dispatcher show 0199… --json | jq .attempts")
+def show(message_id: Annotated[str, typer.Argument(metavar="ID")], as_json: AsJson = False) -> None:
     """Show one message: its fields, its reservations, each attempt, the next step."""
     with Dispatcher() as dispatcher:
         found = dispatcher.story(message_id)

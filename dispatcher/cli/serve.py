@@ -32,7 +32,11 @@ _OVERLAP = "1 day"
 _OF_UP = "dispatcher up"
 _KEY_OF_UP = timedelta(days=7)
 
-keys = command_group("keys", help="Make, list, rotate and revoke the keys of the HTTP API.")
+
+@command_group
+def keys() -> None:
+    """Make, list, rotate and revoke the keys of the HTTP API."""
+
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 
@@ -115,7 +119,6 @@ def page_beside(settings: Settings, *, signs_in: bool) -> Iterator[str | None]:
 @command(
     "dispatcher keys add shop",
     "dispatcher keys add acme --right messages:read --right messages:write --count tenant=acme",
-    name="add",
     of=keys,
 )
 def add(
@@ -166,8 +169,8 @@ def add(
     _show_new(key, token, as_json=as_json)
 
 
-@command("dispatcher keys list", name="list", of=keys)
-def list_keys(as_json: AsJson = False) -> None:
+@command("dispatcher keys list", of=keys)
+def list_(as_json: AsJson = False) -> None:
     """List all keys, without their secrets."""
     with closing(App(Settings.load())) as app:
         found = app.api_keys.named()
@@ -175,7 +178,7 @@ def list_keys(as_json: AsJson = False) -> None:
     output.tell_rows(found, titles, map(_row, found), as_json=as_json)
 
 
-@command("dispatcher keys rotate shop --overlap '1 hour'", name="rotate", of=keys)
+@command("dispatcher keys rotate shop --overlap '1 hour'", of=keys)
 def rotate(
     name: Name,
     overlap: Annotated[str, typer.Option(help="How long the old key is still valid.")] = _OVERLAP,
@@ -190,7 +193,7 @@ def rotate(
     _show_new(key, token, as_json=as_json)
 
 
-@command("dispatcher keys revoke shop", name="revoke", of=keys)
+@command("dispatcher keys revoke shop", of=keys)
 def revoke(
     name: Annotated[str, typer.Argument(metavar="NAME_OR_ID")], as_json: AsJson = False
 ) -> None:

@@ -44,14 +44,6 @@ def test_status_top_and_verify_show_names_of_strangers(house: House, run: Run) -
         assert not OBEYED & set(ran.out + ran.err), command
 
 
-def test_help_shows_no_type_for_a_flag(run: Run) -> None:
-    for command in ((), ("list",), ("cancel",), ("windows", "verify")):
-        ran = run(*command, "--help")
-        assert ran.code == 0
-        assert "--help" in ran.out
-        assert "bool" not in ran.out
-
-
 def test_help_wraps_at_the_width_of_the_terminal_only(run: Run) -> None:
     for command in ("import", "up"):
         lines = run(command, "--help", columns=80).out.split("Arguments")[0].split("Options")[0]

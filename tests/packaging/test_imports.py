@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from inspect import cleandoc
 
 import pytest
 
@@ -43,6 +42,6 @@ def test_help_and_version_need_no_server_s_library(line: str) -> None:
 
 def test_the_list_of_commands_is_that_of_their_modules() -> None:
     every = every_command().commands
-    assert list(every) == list(COMMANDS)
+    assert set(every) == set(COMMANDS)
     for name, (_, module) in COMMANDS.items():
-        assert cleandoc(every[name].help or "") == help_of(module)[name]
+        assert every[name].help.split() == help_of(module)[name].split()
