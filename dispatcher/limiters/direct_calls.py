@@ -14,7 +14,7 @@ import redis
 import redis.asyncio
 from redis.exceptions import NoScriptError
 
-from dispatcher.limiters.limit_set import LimitSet, PlainCall, Words
+from dispatcher.limiters.limit_set import LimitSet, Words
 
 try:
     from redis.observability import get_observability_instance as observability
@@ -88,14 +88,16 @@ class _PooledCalls:
 class DirectCalls(_PooledCalls):
     """Sends plain calls over connections of one client's pool. Safe to share between threads."""
 
-    def call(self, plain_call: PlainCall) -> Any:
+    def call(self, key: str, n: int, permit: str, is_new: bool) -> Any:
         """Make a plain call and return its reply; empty where the script is not known.
+
+        ``is_new``: the id was made for this call, so that no earlier call can have used it.
 
         It is repeated on the same connection, after the same faults and as often as redis-py would.
         It may have taken its permits, so its id is not new any more. Raises the errors of redis-py.
         No reply stays unread on a connection, whatever happens.
         """
-        command = self.command(*plain_call)
+        command = self.command(key, n, permit, is_new)
         pool = self._client.connection_pool
         connection = pool.get_connection()
 
@@ -113,7 +115,7 @@ class DirectCalls(_PooledCalls):
 
         def failed(_: Exception) -> None:
             nonlocal command
-            command = self.command(*plain_call[:-1], is_new=False)
+            command = self.command(key, n, permit, is_new=False)
             connection.disconnect()
 
         try:
@@ -125,9 +127,9 @@ class DirectCalls(_PooledCalls):
 class AsyncDirectCalls(_PooledCalls):
     """:class:`DirectCalls` for clients of ``redis.asyncio``."""
 
-    async def call(self, plain_call: PlainCall) -> Any:
+    async def call(self, key: str, n: int, permit: str, is_new: bool) -> Any:
         """Make a plain call and return its reply. See :meth:`DirectCalls.call`."""
-        command = self.command(*plain_call)
+        command = self.command(key, n, permit, is_new)
         pool = self._client.connection_pool
         connection = await pool.get_connection()
 
@@ -140,7 +142,7 @@ class AsyncDirectCalls(_PooledCalls):
 
         async def failed(_: Exception) -> None:
             nonlocal command
-            command = self.command(*plain_call[:-1], is_new=False)
+            command = self.command(key, n, permit, is_new=False)
             await connection.disconnect()
 
         try:

@@ -7,9 +7,9 @@ import math
 import os
 import re
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from redis.crc import key_slot
 
@@ -25,7 +25,6 @@ from dispatcher.times.send_time import from_ms, to_ms
 if TYPE_CHECKING:
     from dispatcher.limiters.algorithms import Algorithm
 
-T = TypeVar("T")
 OnError = Literal["raise", "unknown", "allow"]
 Keys: TypeAlias = str | Sequence[str]
 """One key for all limits, or one for each of them, in order."""
@@ -43,36 +42,9 @@ _LONGEST_REMEMBERED_MS = 86_400_000
 _LONGEST_WORDS_ARE_KEPT_MS = 10_000
 _LONGEST_ID = 255
 _LONGEST_KEY = 1_024
-_TRIES = 3
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ID = re.compile(rf"[^\0\ud800-\udfff]{{1,{_LONGEST_ID}}}")
 _NO_WAIT = timedelta(0)
-
-
-class ScriptCall(NamedTuple):
-    """One script, its keys and its arguments."""
-
-    script: str
-    keys: Sequence[str]
-    args: Words
-
-
-class PlainCall(NamedTuple):
-    """``acquire`` with one key for all limits, key and id in ASCII, for :mod:`direct_calls`.
-
-    The reply is that of the script; empty or short where a :class:`ScriptCall` must be made.
-    """
-
-    key: str
-    n: int
-    permit: str
-    is_new: bool
-    """Whether the id was made for this call, so that no earlier call can have used it."""
-
-
-Step: TypeAlias = ScriptCall | PlainCall | float
-"""A call, or seconds to sleep."""
-Steps: TypeAlias = Generator[Step, Reply, T]
 
 
 class LimitSet:
@@ -109,7 +81,8 @@ class LimitSet:
             span = length_ms(remember, "remember", least=1_000, most=_LONGEST_REMEMBERED_MS)
             self.span = 0 if all(part.knows_permits for part in parts) else span
         self.clock = clock
-        self._shift_ms = 0  # by how much the server's clock is ahead, as far as that is known
+        self.shift_ms = 0
+        """By how much the server's clock is ahead, as far as that is known."""
         self._kinds = tuple(sorted({part.kind for part in parts}))
         self._all = range(len(parts))
         lengths = [part.length_ms for part in parts if part.aligned]
@@ -165,19 +138,9 @@ class LimitSet:
     def text(self, script: str) -> str:
         return composed(f"limiters/{script}", self._kinds)
 
-    def ask(self, call: Callable[[int], ScriptCall]) -> Steps[Reply]:
-        """Ask, and ask again with other calendar periods where the server's time needs them."""
-        for _ in range(_TRIES):
-            now_ms = self.server_ms()
-            reply = yield call(now_ms)
-            if len(reply) > 1:
-                return reply
-            self._shift_ms += reply[0] - now_ms
-        raise LimitersUnavailable("the clock of Redis or of this machine keeps jumping")
-
     def server_ms(self) -> int:
         """Return the server's time as far as that is known; 0 where it does not matter."""
-        return to_ms(self.clock.now()) + self._shift_ms if self.aligned else 0
+        return to_ms(self.clock.now()) + self.shift_ms if self.aligned else 0
 
     def words(self, now_ms: int) -> Words:
         # Those of a zone name the coming windows too, so they hold for the length of the shortest.

@@ -15,100 +15,31 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    aclosing,
-    asynccontextmanager,
-    contextmanager,
-)
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from datetime import datetime, timedelta
-from functools import cache, wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from dispatcher.errors import InvalidValue, LimitersUnavailable
-from dispatcher.limiters import operations
 from dispatcher.limiters.decision import Decision
-from dispatcher.limiters.direct_calls import (
-    AsyncClient,
-    AsyncDirectCalls,
-    Client,
-    DirectCalls,
-)
-from dispatcher.limiters.limit_set import (
-    Keys,
-    LimitSet,
-    OnError,
-    PlainCall,
-    Reply,
-    Step,
-    Steps,
-    new_id,
-)
-from dispatcher.limiters.operations import Request
+from dispatcher.limiters.direct_calls import AsyncClient, AsyncDirectCalls, Client, DirectCalls
+from dispatcher.limiters.limit_set import Keys, LimitSet, Reply, Words, new_id
+from dispatcher.limiters.operations import Operations, Request
 from dispatcher.redis import errors
 from dispatcher.times.clock import SystemClock
-
-if TYPE_CHECKING:
-    from dispatcher.limiters.algorithms import Algorithm
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 
-def _unavailable(reason: str, **_: object) -> LimitersUnavailable:
-    """Return the error without a remedy: that speaks of settings, which not all callers have."""
-    return LimitersUnavailable(reason)
+translated = errors.translated(lambda reason, **_: LimitersUnavailable(reason))
+"""Raises LimitersUnavailable for errors of redis-py.
+
+Without their remedy: it speaks of settings, which not all callers have.
+"""
 
 
-translated = errors.translated(_unavailable)
-"""Raises LimitersUnavailable for errors of redis-py."""
-
-
-class _OnClient:
-    def __init__(self, client: Client | AsyncClient, limit_set: LimitSet) -> None:
-        self._client: Any = client
-        self._limit_set = limit_set
-        self._script = cache(lambda name: self._client.register_script(limit_set.text(name)))
-
-    @property
-    def limits(self) -> tuple[Algorithm, ...]:
-        """The limits that are asked together, in order."""
-        return self._limit_set.parts
-
-    @property
-    def on_error(self) -> OnError:
-        """What happens where Redis does not answer: ``"raise"``, ``"unknown"`` or ``"allow"``."""
-        return self._limit_set.on_error
-
-    def limited(
-        self,
-        key: str | Callable[..., Keys],
-        n: int = 1,
-        *,
-        wait: bool = False,
-        timeout: timedelta | float | None = None,
-    ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-        """Decorate a function: each call needs permits, as a block of ``permit`` does.
-
-        ``key`` is the key, or a function that returns it for the arguments of the call. A generator
-        takes its permits when it begins, and holds them until its end. A limiter on a client of
-        ``redis.asyncio`` decorates what is awaited, any other one what is not. Raises InvalidValue.
-        """
-        limiter: Any = self
-
-        def block(*args: Any, **kwargs: Any) -> Any:
-            keys = key(*args, **kwargs) if callable(key) else key
-            return limiter.permit(keys, n, wait=wait, timeout=timeout)
-
-        def decorate(function: Callable[P, T]) -> Callable[P, T]:
-            decorated: Callable[P, T] = limiter._decorated(function, block)
-            return decorated
-
-        return decorate
-
-
-class Limiter(_OnClient):
+class Limiter(Operations):
     """Answers "may this go now?" for one limit or several. Safe to share between threads.
 
     Made by ``on`` of a limit. ``keys`` names the user of the permits: one key for all limits, or
@@ -141,12 +72,11 @@ class Limiter(_OnClient):
         With ``wait`` it returns when they are granted; with a ``timeout`` in seconds also as
         soon as it is certain that they will not be in time.
         """
-        patience = operations.patience_of(wait, timeout)
-        return self._run(operations.acquire(self._limit_set, keys, n, permit, patience))
+        return self._run(self._acquire(keys, n, permit, wait, timeout))
 
     def acquire_up_to(self, keys: Keys, n: int, *, permit: str | None = None) -> Decision:
         """Take as many of ``n`` permits as every limit gives now; ``granted`` says how many."""
-        return self._run(operations.acquire_up_to(self._limit_set, keys, n, permit=permit))
+        return self._run(self._acquire_up_to(keys, n, permit))
 
     def acquire_each(self, requests: Sequence[Request]) -> list[Decision]:
         """Take permits for a group of requests, in order, each all or none.
@@ -156,11 +86,11 @@ class Limiter(_OnClient):
         later ones. Refused requests go before later refused ones: the ``retry_after`` of each is
         its own turn. Limiters need a ``tag`` for requests with several keys.
         """
-        return self._run(operations.acquire_each(self._limit_set, requests))
+        return self._run(self._acquire_each(requests))
 
     def peek(self, keys: Keys, n: int = 1) -> Decision:
         """Return what ``acquire`` would answer now, without taking permits."""
-        return self._run(operations.peek(self._limit_set, keys, n))
+        return self._run(self._peek(keys, n))
 
     def give_back(self, keys: Keys, permit: str) -> int:
         """Return the permits of one id to all limits that can take them; return how many they were.
@@ -168,19 +98,19 @@ class Limiter(_OnClient):
         0 when the id is not known (any more), was returned before, or belongs to a window that has
         ended. In each case the id is unknown afterwards: a request with it takes permits anew.
         """
-        return self._run(operations.give_back(self._limit_set, keys, permit))
+        return self._run(self._give_back(keys, permit))
 
     def reset(self, keys: Keys) -> None:
         """Forget all permits for ``keys``, and open what was closed."""
-        return self._run(operations.reset(self._limit_set, keys))
+        return self._run(self._reset(keys))
 
     def renew(self, keys: Keys, permit: str) -> bool:
         """Renew the holds of one id; False when one has ended, and then none was renewed."""
-        return self._run(operations.renew(self._limit_set, keys, permit))
+        return self._run(self._renew(keys, permit))
 
     def end_holds(self, keys: Keys, permit: str) -> int:
         """End the holds of one id; other permits stay taken. Return how many ended."""
-        return self._run(operations.end_holds(self._limit_set, keys, permit))
+        return self._run(self._end_holds(keys, permit))
 
     def close(
         self, keys: Keys, length: timedelta | None = None, *, until: datetime | None = None
@@ -189,7 +119,7 @@ class Limiter(_OnClient):
 
         Closed before for longer, it stays so.
         """
-        return self._run(operations.close(self._limit_set, keys, length=length, until=until))
+        return self._run(self._close(keys, length, until))
 
     @contextmanager
     def permit(
@@ -209,9 +139,7 @@ class Limiter(_OnClient):
         the block raises.
         """
         permit = new_id()
-        patience = operations.patience_of(wait, timeout)
-        steps = operations.enter(self._limit_set, keys, n, permit, patience)
-        decision = self._run(steps)
+        decision = self._run(self._enter(keys, n, permit, wait, timeout))
         if not self._limit_set.renew_every or not decision.granted:
             yield decision
             return
@@ -224,13 +152,9 @@ class Limiter(_OnClient):
         finally:
             ended.set()
             renewing.join()
-            self._run(operations.leave(self._limit_set, keys, permit))
+            self._run(self._leave(keys, permit))
 
-    def _decorated(
-        self,
-        function: Callable[P, T],
-        block: Callable[..., AbstractContextManager[Decision]],
-    ) -> Callable[P, T]:
+    def _decorated(self, function: Callable[P, T], block: Callable[..., Any]) -> Callable[P, T]:
         @wraps(function)
         def limited(*args: P.args, **kwargs: P.kwargs) -> T:
             with block(*args, **kwargs):
@@ -248,39 +172,35 @@ class Limiter(_OnClient):
             return cast("Callable[P, T]", generating)
         return limited
 
-    def _run(self, steps: Steps[T]) -> T:
+    def _run(self, operation: Coroutine[None, None, T]) -> T:
         try:
-            step = next(steps)
-            while True:
-                try:
-                    reply = self._reply(step)
-                except LimitersUnavailable as error:
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(reply)
+            operation.send(None)
         except StopIteration as done:
             answer: T = done.value
             return answer
+        raise AssertionError("an operation on a client of redis was suspended")
 
-    def _reply(self, step: Step) -> Reply:
+    async def _call(self, script: str, keys: Sequence[str], args: Words) -> Reply:
         with translated:
-            if isinstance(step, PlainCall):
-                return self._direct.call(step) if self._direct.open else ()
-            if isinstance(step, int | float):
-                self._limit_set.clock.sleep(step)
-                return ()
-            return _as_reply(self._script(step.script)(keys=step.keys, args=step.args))
+            return _as_reply(self._script(script)(keys=keys, args=args))
+
+    async def _call_directly(self, key: str, n: int, permit: str, is_new: bool) -> Reply:
+        with translated:
+            return self._direct.call(key, n, permit, is_new) if self._direct.open else ()
+
+    async def _sleep(self, seconds: float) -> None:
+        self._limit_set.clock.sleep(seconds)
 
     def _keep_renewing(self, keys: Keys, permit: str, ended: threading.Event) -> None:
         while not ended.wait(self._limit_set.renew_every):
-            if not self._run(operations.keep(self._limit_set, keys, permit)):
+            if not self._run(self._keep(keys, permit)):
                 return
 
 
 def _awaited(
     call: Callable[Concatenate[Limiter, P], T],
 ) -> Callable[Concatenate[AsyncLimiter, P], Coroutine[Any, Any, T]]:
-    """Return a method that runs steps for :class:`AsyncLimiter`, whose ``_run`` is awaited."""
+    """Return a method for :class:`AsyncLimiter`, whose ``_run`` returns what is to be awaited."""
 
     @wraps(call)
     async def waits(self: AsyncLimiter, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -290,8 +210,8 @@ def _awaited(
     return waits
 
 
-class AsyncLimiter(_OnClient):
-    """:class:`Limiter` for ``redis.asyncio``: the same methods, steps and scripts, awaited."""
+class AsyncLimiter(Operations):
+    """:class:`Limiter` for ``redis.asyncio``: the same methods, awaited."""
 
     def __init__(self, client: AsyncClient, limit_set: LimitSet) -> None:
         super().__init__(client, limit_set)
@@ -322,13 +242,11 @@ class AsyncLimiter(_OnClient):
         Cancelled, it ends holds, and returns permits that it took for a block that has not begun.
         """
         permit = new_id()
-        patience = operations.patience_of(wait, timeout)
-        steps = operations.enter(self._limit_set, keys, n, permit, patience)
         try:
-            decision = await self._run(steps)
+            decision = await self._enter(keys, n, permit, wait, timeout)
         except asyncio.CancelledError:
             # The script may have run. A cancelled caller does not wait for Redis.
-            self._apart(self._run(operations.abandon(self._limit_set, keys, permit)))
+            self._apart(self._abandon(keys, permit))
             raise
         if not self._limit_set.renew_every or not decision.granted:
             yield decision
@@ -340,11 +258,7 @@ class AsyncLimiter(_OnClient):
             renewing.cancel()
             await asyncio.shield(self._apart(self._end(keys, permit, renewing)))
 
-    def _decorated(
-        self,
-        function: Callable[P, T],
-        block: Callable[..., AbstractAsyncContextManager[Decision]],
-    ) -> Callable[P, T]:
+    def _decorated(self, function: Callable[P, T], block: Callable[..., Any]) -> Callable[P, T]:
         @wraps(function)
         async def limited(*args: P.args, **kwargs: P.kwargs) -> Any:
             async with block(*args, **kwargs):
@@ -357,28 +271,16 @@ class AsyncLimiter(_OnClient):
             raise InvalidValue("function", "it is not awaited", accepted)
         return cast("Callable[P, T]", limited)
 
-    async def _run(self, steps: Steps[T]) -> T:
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    reply = await self._reply(step)
-                except LimitersUnavailable as error:
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(reply)
-        except StopIteration as done:
-            answer: T = done.value
-            return answer
+    def _run(self, operation: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        return operation
 
-    async def _reply(self, step: Step) -> Reply:
+    async def _call(self, script: str, keys: Sequence[str], args: Words) -> Reply:
         with translated:
-            if isinstance(step, PlainCall):
-                return await self._direct.call(step) if self._direct.open else ()
-            if isinstance(step, int | float):
-                await self._sleep(step)
-                return ()
-            return _as_reply(await self._script(step.script)(keys=step.keys, args=step.args))
+            return _as_reply(await self._script(script)(keys=keys, args=args))
+
+    async def _call_directly(self, key: str, n: int, permit: str, is_new: bool) -> Reply:
+        with translated:
+            return await self._direct.call(key, n, permit, is_new) if self._direct.open else ()
 
     async def _sleep(self, seconds: float) -> None:
         """Wait by the clock; one that a test moves lets the others of its loop go on."""
@@ -398,17 +300,17 @@ class AsyncLimiter(_OnClient):
 
     async def _end(self, keys: Keys, permit: str, renewing: asyncio.Task[None]) -> None:
         await asyncio.wait([renewing])
-        await self._run(operations.leave(self._limit_set, keys, permit))
+        await self._leave(keys, permit)
 
     async def _keep_renewing(self, keys: Keys, permit: str) -> None:
         goes_on = True
         while goes_on:
             await asyncio.sleep(self._limit_set.renew_every)
-            goes_on = await self._run(operations.keep(self._limit_set, keys, permit))
+            goes_on = await self._keep(keys, permit)
 
 
 def _generating(
-    function: Callable[..., Any], block: Callable[..., AbstractAsyncContextManager[Decision]]
+    function: Callable[..., Any], block: Callable[..., Any]
 ) -> Callable[..., AsyncGenerator[Any, Any]]:
     """Return an asynchronous generator whose whole run is a block."""
 

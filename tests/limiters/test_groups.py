@@ -183,14 +183,14 @@ def test_permits_freed_between_two_scripts_go_to_requests_refused_before(
     make: Callable[[int, timedelta], Algorithm], moved: Clocked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operations, "_MOST_IN_A_SCRIPT", 2)
-    limiter, real = make(1, SECOND).on(moved), operations._acquire_part
+    limiter, real = make(1, SECOND).on(moved), operations.Operations._acquire_part
 
-    def later(*args: Any) -> Any:
-        answer = yield from real(*args)
+    async def later(*args: Any) -> Any:
+        answer = await real(*args)
         moved.advance(SECOND)
         return answer
 
-    monkeypatch.setattr(operations, "_acquire_part", later)
+    monkeypatch.setattr(operations.Operations, "_acquire_part", later)
     decisions = limiter.acquire_each([Request("sms")] * 6)
     assert [each.granted for each in decisions] == [1, 0, 0, 0, 0, 0]
 
