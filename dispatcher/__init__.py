@@ -43,7 +43,7 @@ if typing.TYPE_CHECKING:
         Unavailable,
         UnknownChannel,
     )
-    from dispatcher.limiters import ChannelFill, LimitFill
+    from dispatcher.limiters.permits import ChannelFill, LimitFill
     from dispatcher.message import (
         Attempt,
         Draft,
@@ -150,7 +150,7 @@ _MODULES = {
     "body_types": ("Channel",),
     "channel": ("ChannelSettings",),
     "client": ("Dispatcher",),
-    "limiters": ("ChannelFill", "LimitFill"),
+    "limiters.permits": ("ChannelFill", "LimitFill"),
     "message": (
         "Attempt", "Draft", "Message", "Outcome", "Plan", "Progress", "Rejection", "Status"
     ),

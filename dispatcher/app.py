@@ -26,7 +26,7 @@ from dispatcher.errors import InvalidSettings
 from dispatcher.extras import needs
 from dispatcher.faults import arm_by_environment
 from dispatcher.forks import never_finalise, renew_after_fork
-from dispatcher.limiters import Fills, InHand, LogLimit, Permits, reaches_ms
+from dispatcher.limiters.permits import Fills, InHand, LogLimit, Permits, reaches_ms
 from dispatcher.operations.doctor import Doctor
 from dispatcher.operations.overview import Overviews
 from dispatcher.operations.verification import Verification

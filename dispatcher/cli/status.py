@@ -19,7 +19,7 @@ from dispatcher.cli.app import AsJson, command
 from dispatcher.cli.progress import until_stopped
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidValue, Unavailable
-from dispatcher.limiters import ChannelFill
+from dispatcher.limiters.permits import ChannelFill
 from dispatcher.message import Status, visible_text
 from dispatcher.operations.overview import By, FullestQuota, LoadToCome, Overview, Tops
 from dispatcher.quota import parse_length

@@ -20,7 +20,7 @@ from dispatcher.celery.queue import Queue, Ticket
 from dispatcher.delivery.send_log import ClaimLog
 from dispatcher.errors import InvalidValue, LimitersUnavailable, QueueUnavailable, StoreUnavailable
 from dispatcher.faults import fault
-from dispatcher.limiters import Permit, Permits
+from dispatcher.limiters.permits import Permit, Permits
 from dispatcher.settings import Settings
 from dispatcher.store.claims import Claim, Claims, Failure, Success
 from dispatcher.telemetry.journal import Journal, Transition
@@ -395,9 +395,9 @@ class Group:
         try:
             # Permits first: nothing may be sent later than they count. Messages that wait have
             # none, or one that a rebuild has restored and no limit has judged.
-            self._shared.permits.extend(
-                [permit_of(claim) for claim in self._sending.values()],
-                within=self._shared.settings.claim_ttl,
+            usable_for = self._shared.settings.claim_ttl
+            self._shared.permits.settle(
+                [(permit_of(claim), -usable_for) for claim in self._sending.values()]
             )
             fault("renew.after_permits")
             ours = self._shared.claims.renew(held)

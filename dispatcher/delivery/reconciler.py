@@ -12,7 +12,7 @@ from uuid import UUID
 from dispatcher.delivery.sweep import BATCH, in_batches
 from dispatcher.errors import InvalidValue, LimitersUnavailable, StoreUnavailable
 from dispatcher.faults import fault
-from dispatcher.limiters import Permit, Permits
+from dispatcher.limiters.permits import Permit, Permits
 from dispatcher.redis.keys import PermitKeys, ShardKeys
 from dispatcher.reservation import Rebuild, Reserved, Unconfirmed, Upkeep
 from dispatcher.settings import Settings

@@ -18,7 +18,7 @@ from dispatcher.delivery.group import give_back
 from dispatcher.delivery.send_log import LeftLog, SendLogs
 from dispatcher.errors import QueueUnavailable, StoreUnavailable
 from dispatcher.faults import fault
-from dispatcher.limiters import Permit, Permits
+from dispatcher.limiters.permits import Permit, Permits
 from dispatcher.message import Status
 from dispatcher.settings import Settings
 from dispatcher.store.maintenance import Due, StoreMaintenance

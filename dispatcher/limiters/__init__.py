@@ -11,7 +11,7 @@ They need nothing but a client of ``redis`` or ``redis.asyncio``::
 A limit is a plain value; ``on`` puts it on a client. Time is always Redis ``TIME``.
 ``docs/limiters.md`` says which algorithm to use when.
 
-``Permits`` are the limits of this package's own deliveries, ``Fills`` read how full they are.
+``dispatcher.limiters.permits`` has the limits of this package's own deliveries.
 """
 
 from dispatcher.errors import LimitersUnavailable, LimitReached
@@ -31,39 +31,20 @@ from dispatcher.limiters.algorithms import (
 from dispatcher.limiters.decision import Decision, Refusal, State
 from dispatcher.limiters.limiter import AsyncLimiter, Limiter
 from dispatcher.limiters.operations import Request
-from dispatcher.limiters.permits import (
-    ChannelFill,
-    Fills,
-    InHand,
-    LimitFill,
-    LogLimit,
-    Permit,
-    PermitAnswer,
-    Permits,
-    reaches_ms,
-)
 
 __all__ = [
     "GCRA",
     "Algorithm",
     "AsyncLimiter",
-    "ChannelFill",
     "Concurrency",
     "CoolDown",
     "CounterPerKey",
     "Decision",
-    "Fills",
     "FixedWindow",
-    "InHand",
-    "LimitFill",
     "LimitReached",
     "Limiter",
     "LimitersUnavailable",
     "Limits",
-    "LogLimit",
-    "Permit",
-    "PermitAnswer",
-    "Permits",
     "Refusal",
     "Request",
     "SlidingCounter",
@@ -71,5 +52,4 @@ __all__ = [
     "SlidingLog",
     "State",
     "parse",
-    "reaches_ms",
 ]

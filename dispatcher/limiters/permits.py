@@ -1,16 +1,16 @@
 """The permits of deliveries: which limits a message meets when it is sent.
 
-They are kept in logs. A log is exact, also when a permit is used late: at most N messages are sent
-within any span shorter than the period, wherever the span begins. The price is memory: one member
-of a ZSET per message of the longest period. A refused request takes nothing. In a log with turns it
-gets one, so that a herd comes back one after the other.
+They are kept in logs, ZSETs with a member for each message of the longest period. So at most N
+messages are sent within any span shorter than the period, also when permits are used late. A
+refused request takes nothing. In a log with turns it gets one, so that a herd comes back one after
+the other.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -48,6 +48,9 @@ class InHand:
 
     count: int
 
+    def __str__(self) -> str:
+        return f"concurrency {self.count}"
+
 
 LogLimit = Limit | CalendarLimit | InHand
 
@@ -74,11 +77,10 @@ class PermitAnswer(NamedTuple):
 
 
 class _Leg(NamedTuple):
-    """One permit wanted from logs of one shard, all or none.
+    """One permit from logs of one shard, all or none. ``logs`` are their names and kinds.
 
-    ``permit_id`` makes it idempotent; it begins with the 16 bytes of the message's id. ``logs`` are
-    the names of the logs, each with its kind. ``closing`` names the key that says until when
-    nothing is granted.
+    ``permit_id`` makes it idempotent; it begins with the 16 bytes of the message's id. ``closing``
+    names the key that says until when nothing is granted.
     """
 
     permit_id: bytes
@@ -104,17 +106,17 @@ class _LogKind:
     def __init__(
         self, limits: Sequence[LogLimit], reach: str, *, gives_turns: bool = False
     ) -> None:
-        rolling = [each for each in limits if isinstance(each, Limit)]
-        self._calendars = [each for each in limits if isinstance(each, CalendarLimit)]
-        self._lengths = [word for each in rolling for word in (each.count, each.length_ms)]
-        self._most = min((each.count for each in limits if isinstance(each, InHand)), default=0)
+        rolling = [limit for limit in limits if isinstance(limit, Limit)]
+        self._calendars = [limit for limit in limits if isinstance(limit, CalendarLimit)]
+        self._lengths = [word for limit in rolling for word in (limit.count, limit.length_ms)]
+        self._most = min((limit.count for limit in limits if isinstance(limit, InHand)), default=0)
         self._last = (reach, int(gives_turns))
 
     def words(self, at_ms: int) -> list[object]:
         """Return what ``take_permits.lua`` reads of it, at about that time (ms since 1970)."""
         calendars = [
-            [each.count, *each.bounds(each.bounds(at_ms, 1)[0] - 1, _PERIODS)]
-            for each in self._calendars
+            [limit.count, *limit.bounds(limit.bounds(at_ms, 1)[0] - 1, _PERIODS)]
+            for limit in self._calendars
         ]
         return [self._lengths, calendars, self._most, *self._last]
 
@@ -123,10 +125,9 @@ def reaches_ms(
     scope_limits: Sequence[LogLimit], channel_limits: Mapping[str, Sequence[LogLimit]]
 ) -> dict[str, int]:
     """Return how far back each kind of log must reach, in ms: the length of its longest limit."""
-    kinds = {_SCOPES: scope_limits} | {
-        _channel(name): some for name, some in channel_limits.items()
-    }
-    return {name: max(map(_reach_ms, some)) for name, some in kinds.items() if some}
+    kinds = {_SCOPES: scope_limits}
+    kinds |= {_channel(name): limits for name, limits in channel_limits.items()}
+    return {name: max(map(_reach_ms, limits)) for name, limits in kinds.items() if limits}
 
 
 class Permits:
@@ -153,11 +154,10 @@ class Permits:
         self._scope_kind = _LogKind(scope_limits, _SCOPES) if scope_limits else None
         # A scope has no herd, and a cancelled message must not make the next one wait.
         self._channel_kinds = {
-            self._keys_of(name).channel(name): _LogKind(limits, _channel(name), gives_turns=True)
+            name: _LogKind(limits, _channel(name), gives_turns=True)
             for name, limits in channel_limits.items()
             if limits
         }
-        self._of_channel: dict[str, _Leg] = {}
         self._owed: deque[_Leg] = deque(maxlen=_MOST_OWED)
         # By how much the server of each shard is ahead of the clock, as far as that is known.
         self._ahead_ms: dict[str, int] = {}
@@ -165,7 +165,7 @@ class Permits:
         self.memory = timedelta(milliseconds=longest)
         """How far back sends still count against a limit."""
 
-    def acquire(self, wanted: Sequence[Permit], *, within: timedelta) -> list[PermitAnswer]:
+    def acquire(self, permits: Sequence[Permit], *, within: timedelta) -> list[PermitAnswer]:
         """Ask for permits in order; one granted must be used ``within`` that time or returned.
 
         One that is refused comes back after ``retry_after``, when its turn has come. Where this
@@ -177,15 +177,15 @@ class Permits:
         time: until they are too old, their scopes are limited more strictly, and never less.
         """
         answers: dict[int, PermitAnswer] = {}
-        undecided = dict(enumerate(map(self._legs, wanted)))
+        undecided = dict(enumerate(map(self._legs, permits)))
         while undecided:
             answers |= self._decided(undecided, within)
-            undecided = {each: legs for each, legs in undecided.items() if each not in answers}
-        found = [answers[each] for each in range(len(wanted))]
-        if self._owed and not all(each.allowed for each in found):
+            undecided = {n: legs for n, legs in undecided.items() if n not in answers}
+        in_order = [answers[n] for n in range(len(permits))]
+        if self._owed and not all(answer.allowed for answer in in_order):
             with suppress(LimitersUnavailable):
                 self.give_back(())
-        return found
+        return in_order
 
     def _decided(self, requests: Mapping[int, _Legs], within: timedelta) -> dict[int, PermitAnswer]:
         """Ask for these requests; return the answers of those that are decided, at least of one.
@@ -193,44 +193,40 @@ class Permits:
         Where a channel refuses, the permit of the scope is given back. A request that was refused
         for such a permit is not decided: by one script it would have met the room.
         """
-        scope_legs = {each: legs[0] for each, legs in requests.items() if len(legs) > 1}
+        scope_legs = {n: legs[0] for n, legs in requests.items() if len(legs) > 1}
         of_scopes = self._take(scope_legs, within)
         channel_legs = {
-            each: legs[-1]
-            for each, legs in requests.items()
-            if each not in of_scopes or of_scopes[each].allowed
+            n: legs[-1]
+            for n, legs in requests.items()
+            if n not in of_scopes or of_scopes[n].allowed
         }
         answers = of_scopes | self._take(channel_legs, within)
         returned = []
-        for each in scope_legs.keys() & channel_legs.keys():
-            if not answers[each].allowed:
-                returned.append(scope_legs[each])
-            elif not channel_legs[each].logs or of_scopes[each].remaining < answers[each].remaining:
-                answers[each] = of_scopes[each]
+        for n in scope_legs.keys() & channel_legs.keys():
+            if not answers[n].allowed:
+                returned.append(scope_legs[n])
+            elif not channel_legs[n].logs or of_scopes[n].remaining < answers[n].remaining:
+                answers[n] = of_scopes[n]
         if returned:
             self._return(returned)
             freed = {log for leg in returned for log in leg.logs}
-            for each in requests:
-                refused_by = channel_legs.get(each) or scope_legs[each]
-                if not answers[each].allowed and not freed.isdisjoint(refused_by.logs):
-                    del answers[each]
+            for n in requests:
+                refused_by = channel_legs.get(n) or scope_legs[n]
+                if not answers[n].allowed and not freed.isdisjoint(refused_by.logs):
+                    del answers[n]
         return answers
 
     def _take(self, legs: Mapping[int, _Leg], within: timedelta) -> dict[int, PermitAnswer]:
         """Ask for permits in order; in each shard earlier ones count against later ones."""
         answers: dict[int, PermitAnswer] = {}
         shards: dict[str, dict[int, _Leg]] = defaultdict(dict)
-        for number, leg in legs.items():
-            shards[leg.keys.tag][number] = leg
-        tries = 0
-        while shards:
-            if tries == _TRIES:
-                raise LimitersUnavailable("the clock of Redis or of this machine keeps jumping")
-            tries += 1
+        for n, leg in legs.items():
+            shards[leg.keys.tag][n] = leg
+        for _ in range(_TRIES):
             local_ms = to_ms(self._clock.now())
             calls = [
-                _take_call([*some.values()], within, local_ms + self._ahead_ms.get(tag, 0))
-                for tag, some in shards.items()
+                _take_call([*of_shard.values()], within, local_ms + self._ahead_ms.get(tag, 0))
+                for tag, of_shard in shards.items()
             ]
             replies = self._replies("take_permits", calls)
             for tag, reply in zip([*shards], replies, strict=True):
@@ -240,9 +236,11 @@ class Permits:
                     self._ahead_ms[tag] = reply[1] - local_ms
                     continue
                 numbers = shards.pop(tag)
-                for number, wait, left in zip(numbers, reply[::2], reply[1::2], strict=True):
-                    answers[number] = PermitAnswer(wait == 0, left, wait * MILLISECOND)
-        return answers
+                for n, wait, left in zip(numbers, reply[::2], reply[1::2], strict=True):
+                    answers[n] = PermitAnswer(wait == 0, left, wait * MILLISECOND)
+            if not shards:
+                return answers
+        raise LimitersUnavailable("the clock of Redis or of this machine keeps jumping")
 
     def close(self, channel: str, length: timedelta) -> None:
         """Grant nothing on a channel for ``length``: its provider asked for a pause.
@@ -266,10 +264,6 @@ class Permits:
                     logs.append(log)
                     words += (since_ms, leg.permit_id)
         self._replies("settle_permits", [*calls.values()])
-
-    def extend(self, in_hand: Sequence[Permit], *, within: timedelta) -> None:
-        """Let permits that were not used, or whose send lasts, be used ``within`` that time."""
-        self.settle([(permit, -within) for permit in in_hand])
 
     def give_back(self, unused: Sequence[Permit]) -> None:
         """Return permits that were not used; harmless for those that were not granted.
@@ -309,12 +303,14 @@ class Permits:
             pipeline = self._client.pipeline(transaction=False)
             for keys in self._shards:
                 pipeline.zrange(keys.room, 0, logs - 1, withscores=True)
-            rooms = [(room, name.decode()) for some in pipeline.execute() for name, room in some]
-            if not rooms:
+            replies = pipeline.execute()
+            first = sorted((room, name.decode()) for reply in replies for name, room in reply)[
+                :logs
+            ]
+            if not first:
                 return {}
             now = now_ms(self._client)
             pipeline = self._client.pipeline(transaction=False)
-            first = sorted(rooms)[:logs]
             for room, name in first:
                 most = min(each, int(room))
                 pipeline.zrangebyscore(line_of(name), f"({now}", "+inf", start=0, num=most)
@@ -333,8 +329,8 @@ class Permits:
             now = now_ms(self._client)
             pipeline = self._client.pipeline(transaction=False)
             for log, members in waiting.items():
-                called = [each.bytes for each in members if each in come]
-                gone = [each.bytes for each in members if each not in come]
+                called = [member.bytes for member in members if member in come]
+                gone = [member.bytes for member in members if member not in come]
                 if called:
                     pipeline.zadd(line_of(log), dict.fromkeys(called, now), xx=True)
                     pipeline.zincrby(room_of(log), -len(called), log)
@@ -384,9 +380,9 @@ class Permits:
         log = self._keys_of(scope).scope(scope)
         with translated:
             permits = cast("list[bytes]", self._client.zrange(log, 0, -1))
-            ids = {each: UUID(bytes=each[:16]) for each in permits}
+            ids = {permit: UUID(bytes=permit[:16]) for permit in permits}
             stored = counting([*ids.values()]) if permits else {}
-            gone = [each for each in permits if not stored.get(ids[each], False)]
+            gone = [permit for permit, id_ in ids.items() if not stored.get(id_, False)]
             if gone:
                 self._client.zrem(log, *gone)
 
@@ -396,24 +392,20 @@ class Permits:
 
     def _legs(self, permit: Permit) -> _Legs:
         message_id, token, scope, channel = permit
-        permit_id = message_id.bytes + token.to_bytes(4, "big")
-        _, keys, logs, closing = self._of_channel.get(channel) or self._channel_leg(channel)
+        keys, kind = self._keys_of(channel), self._channel_kinds.get(channel)
+        leg = _Leg(
+            permit_id=message_id.bytes + token.to_bytes(4, "big"),
+            keys=keys,
+            logs={} if kind is None else {keys.channel(channel): kind},
+            closing=keys.closing(channel),
+        )
         if scope == NO_SCOPE or self._scope_kind is None:
-            return (_Leg(permit_id, keys, logs, closing),)
-        home = keys if len(self._shards) == 1 else self._keys_of(scope)
+            return (leg,)
+        home = self._keys_of(scope)
         of_scope = {home.scope(scope): self._scope_kind}
         if home is keys:
-            return (_Leg(permit_id, keys, of_scope | logs, closing),)
-        return _Leg(permit_id, home, of_scope), _Leg(permit_id, keys, logs, closing)
-
-    def _channel_leg(self, channel: str) -> _Leg:
-        """Return the leg of a channel, without a permit. It never changes."""
-        keys = self._keys_of(channel)
-        log = keys.channel(channel)
-        kind = self._channel_kinds.get(log)
-        logs = {} if kind is None else {log: kind}
-        leg = self._of_channel[channel] = _Leg(b"", keys, logs, keys.closing(channel))
-        return leg
+            return (leg._replace(logs=of_scope | leg.logs),)
+        return _Leg(leg.permit_id, home, of_scope), leg
 
     def _keys_of(self, name: str) -> PermitKeys:
         return self._shards[shard_of(name, len(self._shards))]
@@ -464,12 +456,26 @@ class Fills:
                 pipeline.exists(keys.epoch)
                 pipeline.get(keys.closing(channel))
                 pipeline.zcard(line_of(log))
-                for each in limits:
-                    pipeline.zcount(log, _since(each, now), "+inf")
+                for limit in limits:
+                    pipeline.zcount(log, _since(limit, now), "+inf")
             answers = iter(pipeline.execute())
-        return tuple(
-            _fill(channel, limits, answers, now) for channel, limits in self._limits.items()
-        )
+        fills = []
+        for channel, limits in self._limits.items():
+            if not next(answers):
+                raise LimitersUnavailable(CLOSED)
+            closed_until = int(next(answers) or 0)
+            fills.append(
+                ChannelFill(
+                    channel=channel,
+                    closed_until=from_ms(closed_until) if closed_until > now else None,
+                    waiting=next(answers),
+                    limits=tuple(
+                        LimitFill(limit=str(limit), used=next(answers), most=limit.count)
+                        for limit in limits
+                    ),
+                )
+            )
+        return tuple(fills)
 
 
 def _take_call(legs: Sequence[_Leg], within: timedelta, at_ms: int) -> Call:
@@ -482,9 +488,9 @@ def _take_call(legs: Sequence[_Leg], within: timedelta, at_ms: int) -> Call:
     closings = {leg.closing: None for leg in legs if leg.closing}
     names = [legs[0].keys.epoch, *logs, *map(line_of, logs), *closings]
     places = dict(zip(closings, count(2 + 2 * len(logs))))
-    described = [[kind.words(at_ms) for kind in kinds], [*map(kinds.__getitem__, logs.values())]]
+    described = [[kind.words(at_ms) for kind in kinds], [kinds[kind] for kind in logs.values()]]
     wanted = [
-        [places.get(leg.closing or "", 0), *map(numbers.__getitem__, leg.logs)] for leg in legs
+        [places.get(leg.closing or "", 0), *(numbers[log] for log in leg.logs)] for leg in legs
     ]
     ids = [leg.permit_id for leg in legs]
     return names, [within // MILLISECOND, json.dumps(described), json.dumps(wanted), *ids]
@@ -498,27 +504,6 @@ def _reach_ms(limit: LogLimit) -> int:
 
 def _channel(name: str) -> str:
     return f"channel {name}"
-
-
-def _fill(
-    channel: str, limits: Sequence[LogLimit], answers: Iterator[Any], now: int
-) -> ChannelFill:
-    if not next(answers):
-        raise LimitersUnavailable(CLOSED)
-    closed_until = int(next(answers) or 0)
-    return ChannelFill(
-        channel=channel,
-        closed_until=from_ms(closed_until) if closed_until > now else None,
-        waiting=next(answers),
-        limits=tuple(
-            LimitFill(
-                limit=f"concurrency {each.count}" if isinstance(each, InHand) else str(each),
-                used=next(answers),
-                most=each.count,
-            )
-            for each in limits
-        ),
-    )
 
 
 def _since(limit: LogLimit, now: int) -> str:

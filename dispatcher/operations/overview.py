@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 from dispatcher.celery.configuration import DUTIES
 from dispatcher.errors import InvalidValue, Unavailable, plain, quoted
-from dispatcher.limiters import ChannelFill, Fills
+from dispatcher.limiters.permits import ChannelFill, Fills
 from dispatcher.message import Status
 from dispatcher.quota import CalendarLimit, Limit
 from dispatcher.reservation import QuotaTimeline, Terms, Timelines

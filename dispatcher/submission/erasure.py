@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from dispatcher.errors import MessageNotFound, TooLate
-from dispatcher.limiters import Permits
+from dispatcher.limiters.permits import Permits
 from dispatcher.message import check_recipient, scope_name
 from dispatcher.reservation import Upkeep
 from dispatcher.scope import WITHOUT, Scope, of_scope_on, own_scope

@@ -20,7 +20,7 @@ from uuid import UUID
 from dispatcher.celery.configuration import DUTIES
 from dispatcher.cli import demo, output, timeline
 from dispatcher.cli.status import overview_picture
-from dispatcher.limiters import ChannelFill, LimitFill
+from dispatcher.limiters.permits import ChannelFill, LimitFill
 from dispatcher.message import Status
 from dispatcher.operations.overview import Overview
 from dispatcher.store.database import Database

@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from dispatcher import Message, Status, StoreUnavailable
-from dispatcher.limiters import Permit, PermitAnswer, Permits
+from dispatcher.limiters.permits import Permit, PermitAnswer, Permits
 from dispatcher.store.claims import Claims, Success
 from dispatcher.times.clock import SystemClock
 from tests.support.doubles import Between, once
@@ -49,9 +49,9 @@ class Hesitant:
         later = PermitAnswer(allowed=False, remaining=0, retry_after=timedelta(seconds=0.2))
         return given + [later for _ in wanted[2:]]
 
-    def extend(self, in_hand: Sequence[Permit], *, within: timedelta) -> None:
-        self.extended |= {each.message_id for each in in_hand}
-        self._real.extend(in_hand, within=within)
+    def settle(self, used: Sequence[tuple[Permit, timedelta]]) -> None:
+        self.extended |= {permit.message_id for permit, since in used if since < timedelta(0)}
+        self._real.settle(used)
 
 
 class Refusing:

@@ -11,7 +11,8 @@ from uuid import uuid4
 import pytest
 import redis
 
-from dispatcher.limiters import LogLimit, Permit, Permits, permits
+from dispatcher.limiters import permits
+from dispatcher.limiters.permits import LogLimit, Permit, Permits
 from dispatcher.redis import scripts
 from dispatcher.redis.keys import PermitKeys, permit_parts, shard_of
 from dispatcher.redis.scripts import Call, Script

@@ -16,7 +16,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from dispatcher import LimitersUnavailable
-from dispatcher.limiters import Permit, PermitAnswer, Permits
+from dispatcher.limiters.permits import Permit, PermitAnswer, Permits
 from dispatcher.quota import Limit
 from dispatcher.redis.client import repeated
 from dispatcher.redis.keys import line_of
@@ -155,7 +155,7 @@ def extended_after_it_was_restored(logs: Logs) -> None:
     """Else no claim of a long send is renewed after Redis has lost its data."""
     taken = [permit(name) for name in (b"1", b"2")]
     logs.restore(*[(claimed, -SECOND) for claimed in taken])
-    logs.permits.extend(taken, within=timedelta(minutes=5))
+    logs.permits.settle([(claimed, -timedelta(minutes=5)) for claimed in taken])
 
 
 def beside_one_with_less_time(logs: Logs) -> None:

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatcher import LimitersUnavailable
-from dispatcher.limiters import Fills, InHand, LogLimit, Permit, permits
+from dispatcher.limiters import permits
+from dispatcher.limiters.permits import Fills, InHand, LogLimit, Permit
 from dispatcher.quota import Limit, parse_limit
 from dispatcher.redis import scripts
 from dispatcher.redis.keys import line_of, shard_of

@@ -24,7 +24,7 @@ from dispatcher import (
     Status,
     TooLate,
 )
-from dispatcher.limiters import Permit
+from dispatcher.limiters.permits import Permit
 from dispatcher.message import new_id
 from dispatcher.redis.client import connect_redis, ping
 from dispatcher.redis.cluster import refresh

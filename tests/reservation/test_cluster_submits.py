@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dispatcher import Draft, LimitersUnavailable, Message, QuotaExceeded, Status
-from dispatcher.limiters import Permit
+from dispatcher.limiters.permits import Permit
 from dispatcher.message import new_id
 from dispatcher.operations.findings import Level
 from dispatcher.redis.keys import shard_of
@@ -267,7 +267,7 @@ def permits(house: House, booked: Sequence[Message]) -> None:
     assert {name for name in people if house.permits(name)} == {each.scope for each in granted}
 
     house.parts.permits.settle([(each, timedelta(0)) for each in granted[:9]])
-    house.parts.permits.extend(granted[9:], within=HOUR)
+    house.parts.permits.settle([(permit, -HOUR) for permit in granted[9:]])
     house.parts.permits.give_back(granted[9:])
     assert [name for name in people if house.permits(name)] == [each.scope for each in granted[:9]]
     waiting = house.parts.permits.waiting(logs=9, each=9)

@@ -14,7 +14,7 @@ import pytest
 from dispatcher import IdempotencyConflict, Message, QuotaExceeded, TemporaryFailure
 from dispatcher.app import App
 from dispatcher.errors import Unavailable
-from dispatcher.limiters import Permit
+from dispatcher.limiters.permits import Permit
 from tests.support.examining import doctor_for
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
