@@ -105,6 +105,10 @@ _SENTENCES = {
     "model_type": ("is no table", "a table"),
     "literal_error": ("is not an accepted value", "{expected}"),
     "enum": ("is not an accepted value", "{expected}"),
+    "list_type": ("is no list", "a list"),
+    "string_unicode": ("has characters that are no text", "a text"),
+    "int_parsing_size": ("is out of range", "a smaller number"),
+    "too_long": ("has too many entries", "at most {max_length}"),
     "too_short": ("has too few entries", "at least {min_length}"),
     "string_pattern_mismatch": ("is not of the accepted form", "a text that matches {pattern}"),
     "greater_than": ("is out of range", "more than {gt}"),
@@ -624,7 +628,7 @@ def _first_of(
     if each["type"] == "extra_forbidden":
         there = names.get(path[0] if len(path) > 1 else "", ())
         return field, _NO_SUCH, like(path[-1], there)
-    return field, *_sentence(each["type"], each.get("ctx", {}), each["msg"])
+    return field, *sentence_of(each["type"], each.get("ctx", {}), each["msg"])
 
 
 def _misspelt(
@@ -654,9 +658,10 @@ def like(name: str, names: Collection[str]) -> str:
     return near[0] if near else every
 
 
-def _sentence(kind: str, context: Mapping[str, Any], message: str) -> tuple[str, str]:
+def sentence_of(kind: str, context: Mapping[str, Any], message: str) -> tuple[str, str]:
+    """Return what pydantic refuses and what it accepts, in words for people."""
     if kind not in _SENTENCES:
-        return message[:1].lower() + message[1:], "what the reference of the settings says"
+        return message[:1].lower() + message[1:], "what the reference says"
     problem, accepted = _SENTENCES[kind]
     # All lengths of ours are 0, and come as their repr.
     bounds = {

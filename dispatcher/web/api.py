@@ -28,7 +28,7 @@ from dispatcher.web.access import RATE, Admission, Auth, Caller
 from dispatcher.web.bounds import SharedThreads, Streams, Threads
 from dispatcher.web.context import Context, Service, problem_for
 from dispatcher.web.endpoints import ENDPOINTS, PREFIX, Endpoint, describe
-from dispatcher.web.problems import Refused, bounded, check_is_utf8
+from dispatcher.web.problems import THE_CALL, Refused, bounded, check_is_utf8, invalid
 
 log = logging.getLogger(__name__)
 
@@ -130,18 +130,18 @@ class CallRoute(APIRoute):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        [self._of] = [each for each in ENDPOINTS if each.name == self.operation_id]
+        [self.described] = [each for each in ENDPOINTS if each.name == self.operation_id]
         if [*signature(self.endpoint).parameters] == ["request"]:
             self.app = request_response(self.endpoint)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] in (self.methods or ()):
             context = Context(Request(scope))
-            context.check(*self._of.rights)
-            if self._of.most_bytes is not None:
-                most = self._of.most_bytes or context.service.longest_call
+            context.check(*self.described.rights)
+            if self.described.most_bytes is not None:
+                most = self.described.most_bytes or context.service.longest_call
                 receive = bounded(receive, most, f"a call has at most {most} bytes")
-            if self._of.is_long:
+            if self.described.is_long:
                 streams, name = context.service.streams, context.caller.name
                 await streams.within(name, super().handle, (scope, receive, send))
                 return
@@ -198,6 +198,9 @@ async def _failed(request: Request, error: Any) -> Response:
             await service.threads.run(service.admission.count, request)
         except Refused as refused:
             error = refused
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        error = invalid(first, first["loc"][1:], THE_CALL)
     if isinstance(error, HTTPException):
         error = _not_served(request, error)
     headers = headers_of(error) if isinstance(error, DispatcherError) else {}

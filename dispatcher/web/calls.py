@@ -15,7 +15,6 @@ from uuid import UUID
 
 from anyio import fail_after, sleep
 from fastapi import Header, Path, Query, Request
-from fastapi.exceptions import RequestValidationError
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
@@ -56,6 +55,7 @@ _LONGEST_TIMELINE_DAYS = 366
 _RECIPIENT, _CHANNEL = "recipient", "channel"
 _ONLY_RECIPIENTS = f"only with the kind {_RECIPIENT!r}"
 _NDJSON = "application/x-ndjson"
+_THE_LINE = "the line"
 _LINES_AT_ONCE = 1_000
 _BYTES_AT_ONCE = 1_000_000
 _LINE_SECONDS = 60.0
@@ -489,8 +489,8 @@ def _submit_lines(context: Context, first: int, lines: list[bytes]) -> str:
     for number, line in zip(numbers, lines, strict=True):
         try:
             drafts[number] = _draft_of(line, context.caller)
-        except (RequestValidationError, DispatcherError, Refused) as error:
-            answers[number] = problem_for(request, error, whole="the line")
+        except (DispatcherError, Refused) as error:
+            answers[number] = problem_for(request, error)
     try:
         with context.traced():
             results = context.dispatcher.submit_many([*drafts.values()])
@@ -511,9 +511,8 @@ def _draft_of(line: bytes, caller: Caller) -> Draft:
     try:
         given = json.loads(line)
     except (ValueError, RecursionError) as error:
-        wrong = {"type": "json_invalid", "loc": ("body",), "msg": json_problem(error)}
-        raise RequestValidationError([wrong]) from None
-    new = validated(models.NewMessageLine, given, "body")
+        raise InvalidDraft(_THE_LINE, json_problem(error), "an object") from None
+    new = validated(models.NewMessageLine, given, whole=_THE_LINE)
     return caller.own(new.draft(caller.own_key(new.idempotency_key)))
 
 

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Self, TypeVar
 from uuid import UUID
 
 from fastapi import Depends, Request
-from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -31,12 +30,9 @@ from dispatcher.web.bounds import SharedThreads, Streams, Threads
 from dispatcher.web.problems import (
     CUT_OFF,
     THE_CALL,
-    UNKNOWN_FIELD,
     Refused,
-    Schema,
-    accepted_by,
-    invalid_call,
-    schema_at,
+    invalid,
+    unknown_name,
     with_names,
 )
 
@@ -53,13 +49,11 @@ _HTTP_NAMES = {
     "from_at": "from",
     "until_at": "until",
     "id": "message_id",
-    "scopes": "count",
-    "recipient": "scope",
     "length": "days",
     "since": "hours",
     "within": "hours",
 }
-"""Names of HTTP by those of Python. A call that has the name of Python itself keeps it."""
+"""Names of HTTP by those of Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,18 +129,15 @@ class Context:
             raise HTTPException(400, CUT_OFF) from None
         if context.raw:
             media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-            schema = call_schema_of(request)
-            if "body" not in schema["properties"]:
-                names = ", ".join(schema_at(schema, ["query"])["properties"])
-                accepted = f"a call without a body{names and f'; it has the parameters {names}'}"
-                raise InvalidDraft(THE_CALL, "has a body", accepted)
+            if request.scope["route"].described.body is None:
+                raise InvalidDraft(THE_CALL, "has a body", "a call without a body")
             if media_type != _JSON:
                 raise InvalidDraft(THE_CALL, "its body is not sent as JSON", f"send it as {_JSON}")
         return context
 
     def payload(self, model: type[BodyT]) -> BodyT:
-        """Return the body. Raises RequestValidationError, and HTTPException if it is no JSON."""
-        return validated(model, self._given(), "body")
+        """Return the body. Raises InvalidDraft, and HTTPException if it is no JSON."""
+        return validated(model, self._given())
 
     def payloads(self, model: type[BaseModel], name: str, entry: type[BodyT]) -> Iterator[BodyT]:
         """Yield the entries of the list that is all of the body, each by its model.
@@ -160,28 +151,30 @@ class Context:
             entries = given.get(name) if isinstance(given, dict) else None
             if isinstance(entries, list) and len(entries) <= models.MOST_PLANNED:
                 for number, each in enumerate(entries):
-                    validated(entry, each, "body", name, number)
-            yield from getattr(validated(model, given, "body"), name)
+                    validated(entry, each, name, number)
+            yield from getattr(validated(model, given), name)
             return
         try:
             text = self.raw.decode()
             at = _after(text, 0, "{", f'"{name}"', ":", "[")
             for number in range(models.MOST_PLANNED):
                 given, length = _DECODER.raw_decode(text[at : at + longest])
-                yield validated(entry, given, "body", name, number)
+                yield validated(entry, given, name, number)
                 at = _after(text, at + length)
                 if text[at : at + 1] == "]":
                     _after(text, at, "]", "}", "")
                     return
                 at = _after(text, at, ",")
+        except InvalidDraft:
+            raise
         except (ValueError, RecursionError):
             detail = f"the body is no object of one list {name}, of entries up to {longest} bytes"
             raise HTTPException(400, detail) from None
-        raise RequestValidationError([{"type": "too_long", "loc": ("body", name)}])
+        raise InvalidDraft(name, "has too many entries", f"at most {models.MOST_PLANNED}")
 
     def _given(self) -> Any:
         if not self.raw:
-            raise RequestValidationError([{"type": "missing", "loc": ("body",)}])
+            raise InvalidDraft(THE_CALL, "its body is missing", "an object")
         try:
             return json.loads(self.raw)
         except (ValueError, RecursionError) as error:
@@ -190,22 +183,18 @@ class Context:
     def check(self, *rights: Right) -> None:
         """Refuse a call of a caller without these rights, or with a query that is not understood.
 
-        Raises Refused, and RequestValidationError or InvalidDraft where the query has a name that
-        the document does not have, or one twice that is no list: ignored, it would change what is
-        done.
+        Raises Refused, and InvalidDraft where the query has a name that the document does not have,
+        or one twice that is no list: ignored, it would change what is done.
         """
         for right in rights:
             self.caller.check(right)
-        if given := Counter(name for name, _ in self.request.query_params.multi_items()):
-            schema = call_schema_of(self.request)
-            for name, times in given.items():
-                where = ("query", name)
-                if name not in schema["properties"]["query"]["properties"]:
-                    raise RequestValidationError([{"type": UNKNOWN_FIELD, "loc": where}])
-                value = schema_at(schema, where)
-                if times > 1 and value.get("type") != "array":
-                    accepted = f"{accepted_by(value)}, once"
-                    raise InvalidDraft(name, "is given more than once", accepted)
+        names = self.request.app.state.parameters[self.request.scope["route"].operation_id]
+        given = Counter(name for name, _ in self.request.query_params.multi_items())
+        for name, times in given.items():
+            if name not in names:
+                raise unknown_name(name, "parameter", names)
+            if times > 1 and name != "count":
+                raise InvalidDraft(name, "is given more than once", "one value")
 
     def admit(self) -> Caller:
         self.service.admission.count(self.request)
@@ -227,56 +216,45 @@ class Context:
         return models.MessageOut.of(message, self.caller, self.service.digest)
 
 
-def call_schema_of(request: Request) -> Schema:
-    schemas: dict[tuple[str, str], Schema] = request.app.state.call_schemas
-    return schemas[request.scope["route"].path_format, request.method.lower()]
+def validated(model: type[BodyT], given: Any, *where: str | int, whole: str = THE_CALL) -> BodyT:
+    """Return what lies there in a body, by its model. Raises InvalidDraft.
 
-
-def validated(model: type[BodyT], given: Any, *where: str | int) -> BodyT:
-    """Return what lies there in a call, by its model. Raises RequestValidationError.
-
-    The first name that the model does not have is told before all others are looked at.
+    The first name that the model does not have is told before all others are looked at. ``whole``
+    is the field of an error about all of it.
     """
     for name in given if isinstance(given, dict) else ():
         if name not in model.model_fields:
-            raise RequestValidationError([{"type": UNKNOWN_FIELD, "loc": (*where, name)}])
+            field = ".".join(map(str, (*where, name)))
+            raise unknown_name(field, "field", model.model_fields)
     try:
         return model.model_validate(given)
     except ValidationError as error:
-        wrong = error.errors(include_url=False, include_input=False)
-        raise RequestValidationError(
-            [{**each, "loc": (*where, *each["loc"])} for each in wrong]
-        ) from None
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise invalid(first, (*where, *first["loc"]), whole) from None
 
 
-def problem_for(
-    request: Request,
-    error: DispatcherError | Refused | RequestValidationError,
-    *,
-    whole: str = THE_CALL,
-) -> dict[str, Any]:
+def problem_for(request: Request, error: DispatcherError | Refused) -> dict[str, Any]:
     """Return an error as a problem, as far as the caller, or a stranger, may see it.
 
     It has the names that the document has for this call: ``from`` in place of ``from_at``.
-    ``whole`` is the field of an error about all that could not be read.
     """
     if isinstance(error, Refused):
         return error.problem
-    if isinstance(error, RequestValidationError):
-        return problem_of(invalid_call(error.errors(), call_schema_of(request), whole=whole))
     caller: Caller | None = getattr(request.state, "caller", None)
     if isinstance(error, IdempotencyConflict) and caller is not None:
         given = caller.shown_key(error.key) or error.key
         error = IdempotencyConflict(given, error.message_id)
     problem = problem_of(error, whole=caller is not None and caller.sees_conflicts)
-    if "field" not in problem or "route" not in request.scope:
+    if "field" not in problem:
         return problem
-    names = call_schema_of(request)["names"]
-    here = {name: each for name, each in _HTTP_NAMES.items() if name not in names and each in names}
-
-    words = {name: each for name, each in here.items() if "_" in name}
+    names = dict(_HTTP_NAMES)
+    if "scope" in request.path_params:
+        names["recipient"] = "scope"
+    if request.method == "GET":
+        names["scopes"] = "count"
+    words = {name: each for name, each in names.items() if "_" in name}
     field, dot, rest = problem["field"].partition(".")
-    named = {"field": f"{here.get(field, field)}{dot}{rest}"}
+    named = {"field": f"{names.get(field, field)}{dot}{rest}"}
     named |= {name: with_names(problem[name], words) for name in ("problem", "accepted")}
     detail = "{field}: {problem}; accepted: {accepted}".format_map(named)
     return {**problem, **named, "detail": detail}

@@ -21,7 +21,6 @@ from dispatcher.problems import MEDIA_TYPE
 from dispatcher.web import calls, models
 from dispatcher.web.access import Right
 from dispatcher.web.context import KEY_HEADER
-from dispatcher.web.problems import call_schema
 
 PREFIX = "/v1"
 _JSON = "application/json"
@@ -196,15 +195,17 @@ _KEY = {"name": KEY_HEADER, "in": "header", "required": False, "schema": {"type"
 
 
 def describe(app: FastAPI, body_types: BodyTypes) -> None:
-    """Draw the document, by which calls are judged; the types of bodies are added when it is read.
+    """Draw the document, which names parameters; the types of bodies are added when it is read.
 
     A type may be one that cannot be used: that must not stop the calls on other channels.
     """
     plain = _document(app)
-    app.state.call_schemas = {
-        (path, method): call_schema(plain, operation)
-        for path, operations in plain["paths"].items()
-        for method, operation in operations.items()
+    app.state.parameters = {
+        operation["operationId"]: [
+            each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"
+        ]
+        for operations in plain["paths"].values()
+        for operation in operations.values()
     }
 
     def openapi() -> dict[str, Any]:

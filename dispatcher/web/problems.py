@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 from urllib.parse import unquote_plus
 
 from starlette.responses import Response
@@ -14,51 +14,11 @@ from starlette.types import Message, Receive, Scope
 
 from dispatcher.errors import InvalidDraft
 from dispatcher.problems import MEDIA_TYPE, problem
-from dispatcher.settings import like
-
-Schema: TypeAlias = Mapping[str, Any]
-"""A JSON Schema, as the OpenAPI document has it."""
+from dispatcher.settings import like, sentence_of
 
 THE_CALL = "the call"
 """The field of an error about a body as a whole: ``body`` is one of a message."""
 CUT_OFF = "the call ended before its body did"
-
-UNKNOWN_FIELD = "extra_forbidden"
-"""The type of an error that is told before others."""
-_PROBLEMS = {
-    "missing": "is missing",
-    "string_unicode": "has characters that are no text",
-    "int_parsing_size": "is out of range",
-    "finite_number": "is no finite number",
-    "too_long": "has too many entries",
-    "string": "is no text",
-    "bool": "is neither true nor false",
-    "int": "is no whole number",
-    "float": "is no number",
-    "dict": "is no object",
-    "model": "is no object",
-    "list": "is no list",
-    "literal": "is not an accepted value",
-    "enum": "is not an accepted value",
-    "greater": "is out of range",
-    "less": "is out of range",
-}
-"""What is wrong, by the type of the error, or else by its first word."""
-_KINDS = {
-    "string": "a text",
-    "boolean": "true or false",
-    "integer": "a whole number",
-    "number": "a number",
-    "object": "an object",
-    "array": "a list",
-}
-_BOUNDS = {
-    "exclusiveMinimum": "more than",
-    "minimum": "at least",
-    "maximum": "at most",
-    "maxItems": "at most",
-}
-_NULL = {"type": "null"}
 
 
 @dataclass(eq=False)
@@ -106,63 +66,16 @@ def forbidden(detail: str) -> Refused:
     return Refused(403, "forbidden", detail)
 
 
-def call_schema(document: Schema, operation: Schema) -> Schema:
-    """Return the schema of a call's path, query and body; ``names`` are those of all its fields."""
-    named: dict[str, dict[str, Schema]] = {"path": {}, "query": {}, "header": {}}
-    for each in operation.get("parameters", ()):
-        named[each["in"]][each["name"]] = each["schema"]
-    parts: dict[str, Schema] = {place: {"properties": each} for place, each in named.items()}
-    for each in operation.get("requestBody", {}).get("content", {}).values():
-        parts["body"] = each["schema"]
-    call: Schema = {"properties": parts, "components": document["components"]}
-    return {**call, "names": _names_in(call)}
+def unknown_name(field: str, what: str, names: Collection[str]) -> InvalidDraft:
+    return InvalidDraft(field, f"there is no such {what}", like(field.rpartition(".")[2], names))
 
 
-def schema_at(call: Schema, where: Iterable[str | int]) -> Schema:
-    """Return a part of a call's schema, of a value that may be null the other part."""
-    found = call
-    for step in where:
-        inner = found.get("items") if isinstance(step, int) else None
-        inner = inner or found.get("properties", {}).get(step) or found.get("additionalProperties")
-        found = inner if isinstance(inner, Mapping) else {}
-        found = next((each for each in found.get("anyOf", ()) if each != _NULL), found)
-        if reference := found.get("$ref"):
-            found = call["components"]["schemas"][reference.rpartition("/")[2]]
-    return found
-
-
-def _names_in(call: Schema) -> set[str]:
-    found = set[str]()
-    for place in call["properties"]:
-        names = schema_at(call, [place]).get("properties", {})
-        inner = (schema_at(call, [place, name, 0]).get("properties", {}) for name in names)
-        found = found.union(names, *inner)
-    return found
-
-
-def invalid_call(found: Sequence[Any], call: Schema, *, whole: str) -> InvalidDraft:
-    """Return the error: of the first unknown name, as then one is often missing, too."""
-    first = next((each for each in found if each["type"] == UNKNOWN_FIELD), found[0])
-    where, kind = first["loc"], first["type"]
-    field = ".".join(map(str, where[1:])) or whole
-    if kind == UNKNOWN_FIELD:
-        what = "parameter" if where[0] == "query" else "field"
-        names = schema_at(call, where[:-1]).get("properties", {})
-        accepted = like(str(where[-1]), names) if names else "none"
-        return InvalidDraft(field, f"there is no such {what}", accepted)
-    problem = _PROBLEMS.get(kind) or _PROBLEMS.get(kind.partition("_")[0])
-    problem = problem or first["msg"][:1].lower() + first["msg"][1:]
-    if field == THE_CALL:
-        problem = f"its body {problem}"
-    return InvalidDraft(field, problem, accepted_by(schema_at(call, where)))
-
-
-def accepted_by(schema: Schema) -> str:
-    if "enum" in schema:
-        return f"one of {', '.join(map(str, schema['enum']))}"
-    bounds = [f"{words} {schema[name]:,.15g}" for name, words in _BOUNDS.items() if name in schema]
-    words = _KINDS.get(schema.get("type", ""), "what the OpenAPI document describes")
-    return f"{words} of {' and '.join(bounds)}" if bounds else words
+def invalid(error: Mapping[str, Any], where: Iterable[str | int], whole: str) -> InvalidDraft:
+    """Return an error of pydantic as ours; ``whole`` is its field if nothing could be read."""
+    field = ".".join(map(str, where)) or whole
+    problem, accepted = sentence_of(error["type"], error.get("ctx", {}), error["msg"])
+    problem, accepted = problem.replace("table", "object"), accepted.replace("a table", "an object")
+    return InvalidDraft(field, f"its body {problem}" if field == THE_CALL else problem, accepted)
 
 
 def with_names(text: str, names: Mapping[str, str]) -> str:
