@@ -75,14 +75,9 @@ Id = Annotated[str, Path(json_schema_extra={"format": "uuid"})]
 IfMatch = Annotated[str | None, Header(alias="If-Match")]
 
 
-async def submit(request: Request) -> Response:
+def submit(context: CallContext) -> Response:
     """Accept a message for a future time."""
-    context = await Context.of(request)
-    return await context.service.threads.run(_submitted, context)
-
-
-def _submitted(context: Context) -> Response:
-    caller, new = context.admit(), context.payload(models.NewMessage)
+    caller, new = context.caller, context.payload(models.NewMessage)
     key, parts = caller.own_key(context.idempotency_key, KEY_HEADER), context.service.parts
     draft = caller.own(new.draft(key))
     with context.traced():
@@ -442,33 +437,26 @@ async def submit_batch(request: Request) -> Response:
 
 
 async def _verdicts(context: Context) -> AsyncIterator[str]:
-    number = 0
-    try:
-        async for lines in _batches(context):
-            submit = partial(_submit_lines, context, number, lines)
-            yield await context.service.long.run_for(context.caller.name, submit)
-            number += len(lines)
-    except Refused as refused:  # what follows is not read
-        yield _verdict(context, number, refused.problem)
+    number, size, lines = 0, 0, list[bytes]()
+    refused: Refused | None = None
 
+    async def submitted() -> str:
+        submit = partial(_submit_lines, context, number, lines)
+        return await context.service.long.run_for(context.caller.name, submit)
 
-async def _batches(context: Context) -> AsyncIterator[list[bytes]]:
-    """Yield the lines of a call, many at a time. Raises Refused behind them."""
-    lines, size = list[bytes](), 0
-    end: Refused | None = None
     try:
         async for line in _lines(context.request.stream(), longest=context.service.longest_call):
             lines.append(line)
             size += len(line)
             if len(lines) == _LINES_AT_ONCE or size >= _BYTES_AT_ONCE:
-                yield lines
-                lines, size = [], 0
-    except Refused as refused:  # too long a line, or too long a wait
-        end = refused
+                yield await submitted()
+                number, size, lines = number + len(lines), 0, []
+    except Refused as error:  # what follows is not read
+        refused = error
     if lines:
-        yield lines
-    if end is not None:
-        raise end
+        yield await submitted()
+    if refused is not None:
+        yield _verdict(context, number + len(lines), refused.problem)
 
 
 def _submit_lines(context: Context, first: int, lines: list[bytes]) -> str:
@@ -526,26 +514,23 @@ def _verdict(context: Context, number: int, answer: models.Json | Message) -> st
 
 async def _lines(chunks: AsyncIterator[bytes], *, longest: int) -> AsyncIterator[bytes]:
     rest = b""
-    while (chunk := await _next(chunks)) is not None:
-        *whole, rest = (rest + chunk).split(b"\n")
+    while True:
+        try:
+            with fail_after(_LINE_SECONDS):
+                chunk = await anext(chunks, None)
+        except TimeoutError:
+            detail = f"nothing came for {_LINE_SECONDS:g} s; send the lines from here on again"
+            raise Refused(408, "too-slow", detail) from None
+        except ClientDisconnect:
+            raise Refused(400, "unreadable", CUT_OFF) from None
+        *whole, rest = (rest + (b"\n" if chunk is None else chunk)).split(b"\n")
         for line in whole:
             if line.strip():
                 yield line
+        if chunk is None:
+            return
         if len(rest) > longest:
             raise Refused(413, "too-large", f"a line has at most {longest} bytes")
-    if rest.strip():
-        yield rest
-
-
-async def _next(chunks: AsyncIterator[bytes]) -> bytes | None:
-    try:
-        with fail_after(_LINE_SECONDS):
-            return await anext(chunks, None)
-    except TimeoutError:
-        detail = f"nothing came for {_LINE_SECONDS:g} s; send the lines from here on again"
-        raise Refused(408, "too-slow", detail) from None
-    except ClientDisconnect:
-        raise Refused(400, "unreadable", CUT_OFF) from None
 
 
 async def events(
