@@ -295,9 +295,7 @@ class App:
         max_bytes=lambda app: app.settings.body_max_bytes,
         max_depth=lambda app: app.settings.body_max_depth,
     )
-    validator = wired(
-        DraftValidator, check=lambda app: app.checks, lacks=lambda app: app.database.lacks
-    )
+    validator = wired(DraftValidator, check=lambda app: app.checks)
     enqueuer = wired(Enqueuer)
     refusals = wired(
         RefusalLog,

@@ -259,13 +259,14 @@ def store_durability(doctor: Doctor) -> Finding:
 
 
 def store_encoding(doctor: Doctor) -> Finding:
-    encoding = doctor.store.database.encoding
+    database = doctor.store.database
+    encoding = database.run(database.backend.encoding)
     if encoding == "UTF8":
         return ok("texts are stored in UTF-8")
     return warning(
         f"texts are stored in {encoding}: submits with other characters are refused, and "
         "receipts and errors are stored without them",
-        "move to a database in UTF-8 (on MariaDB, convert the tables to utf8mb4)",
+        "move to a database in UTF-8",
     )
 
 

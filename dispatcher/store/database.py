@@ -7,7 +7,6 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Self, TypeVar
 from uuid import UUID
 
@@ -16,7 +15,6 @@ from sqlalchemy.engine import ExceptionContext, create_engine
 from sqlalchemy.exc import StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from dispatcher.errors import StoreUnavailable
 from dispatcher.forks import never_finalise, renew_after_fork
 from dispatcher.message import dump_json
 from dispatcher.settings import TABLE_PREFIX, Settings
@@ -109,22 +107,6 @@ class Database:
 
     def close(self) -> None:
         self.engine.dispose()
-
-    @cached_property
-    def encoding(self) -> str:
-        return self.run(lambda connection: self.backend.encoding(connection, self.tables))
-
-    def lacks(self, text: str) -> bool:
-        """Whether its encoding lacks a character of ``text``. Raises StoreUnavailable."""
-        if not self.backend.has_encodings or text.isascii() or self.encoding == "UTF8":
-            return False
-        try:
-            self.read(sa.select(sa.cast(text, sa.Text)))
-        except StoreUnavailable as error:
-            if error.refused:
-                return True
-            raise
-        return False
 
     def one_of(self, column: sa.Column[Any], values: Sequence[Any]) -> sa.ColumnElement[bool]:
         return column == values[0] if len(values) == 1 else self.backend.one_of(column, values)

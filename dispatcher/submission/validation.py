@@ -368,13 +368,11 @@ class DraftValidator:
     settings: Settings
     templates: Templates
     check: Check
-    lacks: Callable[[str], bool]
 
     def validated(self, draft: Draft, *, now: datetime) -> ValidDraft:
         """Return a draft as it is stored. Its times are judged by :func:`judge_times`.
 
-        Raises InvalidDraft, InvalidValue for a type or a template that cannot be used at all, and
-        StoreUnavailable where only the database knows what it can store.
+        Raises InvalidDraft, and InvalidValue for a type or a template that cannot be used at all.
         """
         if not isinstance(draft, Draft):
             raise InvalidDraft("draft", f"a {type(draft).__name__}", "a Draft")
@@ -386,19 +384,6 @@ class DraftValidator:
                 self.check(self.settings.status_channel, valid.status_url, {})
             except InvalidDraft as refused:
                 raise InvalidDraft("status_url", refused.problem, refused.accepted) from None
-        texts = {
-            "recipient": valid.recipient,
-            "scope": valid.scope,
-            "body": valid.body_json,
-            "idempotency_key": valid.idempotency_key,
-            "status_url": valid.status_url,
-            "campaign": valid.campaign,
-            **{f"scopes.{kind}": name for kind, name in valid.scopes.items()},
-        }
-        for name, text in texts.items():
-            if text and not text.isascii() and self.lacks(text):
-                problem = "a character that the encoding of the database lacks"
-                raise InvalidDraft(name, problem, "its characters, or a database in UTF-8")
         return valid
 
     def body(self, draft: Draft) -> Body:

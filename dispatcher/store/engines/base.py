@@ -191,8 +191,6 @@ class StoreEngine(ABC):
     has_partial_indexes: ClassVar[bool] = True
     has_partitions: ClassVar[bool] = False
     """Whether ended messages lie in partitions of their own: an id is unique in each one alone."""
-    has_encodings: ClassVar[bool] = False
-    """Whether a database may have an encoding that lacks characters, and says so when asked."""
     rebuilds_tables: ClassVar[bool] = False
     """Whether a migration changes a table by making it anew."""
 
@@ -297,7 +295,7 @@ class StoreEngine(ABC):
         name = connection.dialect.name
         return None if name in self.names else name
 
-    def encoding(self, _connection: sa.Connection, _tables: Tables) -> str:
+    def encoding(self, _connection: sa.Connection) -> str:
         return "UTF8"
 
     def cuts_values(self, _connection: sa.Connection) -> bool:

@@ -58,10 +58,6 @@ _LOCATION = sa.text(
     "FROM information_schema.global_status WHERE variable_name = 'WSREP_CLUSTER_STATE_UUID'), "
     "CONCAT_WS(' ', @@hostname, @@port, @@datadir))"
 )
-_OTHER_ENCODINGS = sa.text(
-    "SELECT GROUP_CONCAT(DISTINCT character_set_name) FROM information_schema.columns WHERE "
-    "table_schema = DATABASE() AND table_name IN :names AND character_set_name <> 'utf8mb4'"
-).bindparams(sa.bindparam("names", expanding=True))
 _FORBIDDEN = 1227
 """A right of the whole server is missing."""
 # Its instants are those of the server's own time zone, whatever the session's is.
@@ -263,11 +259,6 @@ class MariaDBEngine(StoreEngine):
             yield
         finally:
             connection.exec_driver_sql(f"SELECT RELEASE_LOCK({name})")
-
-    def encoding(self, connection: sa.Connection, tables: Tables) -> str:
-        names = [tables.messages.name, tables.attempts.name]
-        found = connection.scalar(_OTHER_ENCODINGS, {"names": names})
-        return found or super().encoding(connection, tables)
 
     def skip_applied_statements(self, impl: DefaultImpl, tables: Tables) -> None:
         """Let a migration go on past what an interrupted one has done, if anything is ours."""

@@ -148,7 +148,6 @@ class PostgreSQLEngine(partitions.PartitionedEngine):
     )
     shows = "SHOW {}"
     takes_arrays = True
-    has_encodings = True
 
     def prepare(self, engine: sa.Engine) -> None:
         sa.event.listen(engine, "do_connect", _connect)
@@ -229,7 +228,7 @@ class PostgreSQLEngine(partitions.PartitionedEngine):
         values = {name: connection.exec_driver_sql(f"SHOW {name}").scalar() for name in _TIMEOUTS}
         return tuple(name for name, value in values.items() if value == "0")
 
-    def encoding(self, connection: sa.Connection, _tables: Tables) -> str:
+    def encoding(self, connection: sa.Connection) -> str:
         return str(connection.exec_driver_sql("SHOW server_encoding").scalar_one())
 
     def housekeeping(self, connection: sa.Connection, tables: Tables) -> Housekeeping:
