@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import date, datetime, timedelta
 from functools import partial
 from itertools import chain
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -24,7 +23,6 @@ from dispatcher.store.engines.types import database_now, later
 from dispatcher.store.schema import CLOCK_STEP, Tables
 from dispatcher.times.send_time import to_ms
 
-T = TypeVar("T")
 # Stored in last_error, and compared with it (_is_suspect): a row with another text is no suspect.
 UNKNOWN = "the outcome of the last attempt is unknown: its worker died or lost its connection"
 OVERDUE = "overdue: no worker took it in time"
@@ -262,7 +260,6 @@ class StoreMaintenance:
     def unbegun(
         self, message_ids: Sequence[UUID], *, mark: UUID, died: bool = True
     ) -> list[UnbegunClaim]:
-        """Return those messages that the claim with this mark has; none was sent."""
         row = self._tables.messages.c
         columns = (row.id, row.claim_token, row.scope, row.channel, row.attempt_count)
         counts = self._is_suspect if died else sa.false()
@@ -347,7 +344,6 @@ class StoreMaintenance:
         return deleted
 
     def keep_days(self, *, older_than: timedelta) -> list[date]:
-        """Make the coming days' partitions, drop old ones; return the days dropped."""
         database = self._database
         return database.run(
             lambda each: database.backend.keep_days(each, database.tables, older_than)
@@ -408,16 +404,15 @@ class StoreMaintenance:
     ) -> Iterator[list[ReservationRow]]:
         """Yield all reservations that still count: times from ``memory`` ago on.
 
-        With ``created``, only of messages whose ids were made between those two instants. At most
-        two pages are in memory.
+        With ``created``, only of messages whose ids were made between those two instants.
         """
         by_id = self._tables.messages.c.id
         query = self._reserved.where(*_holding_since(self._database, memory))
         if created is not None:
             first, end = map(_first_id, created)
             query = query.where(by_id > first, by_id < end)
-        read = pages(self._database.read, query, [by_id], batch)
-        return _ahead([ReservationRow._make(row) for row in page] for page in read)
+        for page in pages(self._database.read, query, [by_id], batch):
+            yield [ReservationRow._make(row) for row in page]
 
     def count_reservations(self, *, memory: timedelta) -> int:
         messages = self._tables.messages
@@ -448,13 +443,11 @@ class StoreMaintenance:
             pages(self._database.read, under_way, key, batch),
             pages(self._database.read, ended, (attempts.c.finished_at, *key), batch),
         )
-        return _ahead(
-            [
+        for page in rows:
+            yield [
                 PermitRow._make((*row[:4], row.now - row.end, row.finished_at is None))
                 for row in page
             ]
-            for page in rows
-        )
 
     def ages(self, these: Sequence[tuple[UUID, int]]) -> dict[tuple[UUID, int], timedelta | None]:
         """Return how long ago attempts ended; None for one under way. Not those put back."""
@@ -468,7 +461,6 @@ class StoreMaintenance:
         }
 
     def snoozed(self, *, batch: int) -> Iterator[list[UUID]]:
-        """Yield snoozed messages, but not those that wait for a retry."""
         messages, attempts = self._tables.messages, self._tables.attempts
         was_tried = sa.exists().where(
             attempts.c.message_id == messages.c.id, attempts.c.token == messages.c.claim_token
@@ -479,7 +471,6 @@ class StoreMaintenance:
             yield [row.id for row in page]
 
     def bring_forward(self, message_ids: Sequence[UUID]) -> set[UUID]:
-        """Make snoozed messages due now; return those that are due or being sent then."""
         now, messages = database_now(), self._tables.messages
         these = self._database.one_of(messages.c.id, message_ids)
         due = sa.update(messages).where(these, *self._is_put_off)
@@ -503,7 +494,6 @@ class StoreMaintenance:
 
 
 def overdue(tables: Tables, channels: Collection[str], after: timedelta) -> sa.ColumnElement[bool]:
-    """Return the condition that a message of ``channels`` was due ``after`` ago, and is untried."""
     messages = tables.messages
     return sa.and_(
         tables.is_live,
@@ -530,15 +520,6 @@ def _first(tables: Tables, order: sa.Column[datetime], limit: int) -> sa.Select[
     return query.with_for_update(skip_locked=True)
 
 
-def _ahead(pages: Iterator[list[T]]) -> Iterator[list[T]]:
-    """Yield the pages; a thread reads the next one meanwhile."""
-    with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(next, pages, None)
-        while (page := coming.result()) is not None:
-            coming = thread.submit(next, pages, None)
-            yield page
-
-
 def _holding_since(database: Database, memory: timedelta) -> tuple[sa.ColumnElement[bool], ...]:
     tables = database.tables
     messages = tables.messages
@@ -551,7 +532,6 @@ def _holding_since(database: Database, memory: timedelta) -> tuple[sa.ColumnElem
 
 
 def _ended_since(database: Database, memory: timedelta) -> tuple[sa.ColumnElement[bool], ...]:
-    """Return the condition that leaves out messages that ended too early to be looked for."""
     # Without IS true PostgreSQL 18 would leave out …_history_other too, whatever it holds.
     if not database.backend.has_partitions:
         return ()

@@ -24,7 +24,7 @@ from dispatcher.delivery import (
 from dispatcher.errors import DispatcherError
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.reservation import Fence, booking, shards
-from dispatcher.store import database, maintenance
+from dispatcher.store import database
 from dispatcher.submission import pipeline
 from dispatcher.times.send_time import to_ms
 from tests.simulation.broker import Broker, begins_in
@@ -304,7 +304,6 @@ def patched(world: World) -> Iterator[None]:
         (booking, "new_id", world.new_id),
         (pipeline, "BATCH", _BATCH),
         (database, "time", SimpleNamespace(sleep=world.scheduler.wait)),
-        (maintenance, "_ahead", lambda pages: pages),  # no thread of the machine
         (faults, "_armed", world),
         (world.store.callers.dialect, "do_commit", world.wiring.commit),
     ]  # fmt: skip

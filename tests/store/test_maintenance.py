@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import Connection, event, select, text
+from sqlalchemy import Connection, select, text
 
-from dispatcher.errors import StoreUnavailable
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.store.claims import Claims, Failure
 from dispatcher.store.database import Database
@@ -21,9 +19,8 @@ from dispatcher.store.messages import Messages, NewSlot
 from dispatcher.store.schema import Movable
 from tests.store.plans import add_many, asked_of, plan_of, scans, touched
 from tests.support import rows
-from tests.support.doubles import at_once, raising
+from tests.support.doubles import at_once
 from tests.support.tables import messages
-from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.every_database
 
@@ -379,34 +376,6 @@ def test_a_message_rescued_or_claimed_meanwhile_is_not_changed(
     else:
         assert (now.status, now.attempt_count) == (Status.SENDING, 2)
         assert tries == [Outcome.UNKNOWN, None]
-
-
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_the_next_page_of_places_is_read_while_the_caller_works_on_one(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its error reaches the caller in its turn, and closed pages leave no thread."""
-    ids = sorted(rows.add(database).id for _ in range(5))
-    read: list[object] = []
-    event.listen(database.engine, "after_cursor_execute", lambda *_: read.append(None))
-    before = threading.enumerate()
-    pages = StoreMaintenance(database).reservations(memory=DAY, batch=2)
-    found = next(pages)
-    wait_until(lambda: len(read) == 2)
-    found += next(pages)
-    wait_until(lambda: len(read) == 3)
-    assert [each.message_id for page in (found, *pages) for each in page] == ids
-    pages = StoreMaintenance(database).reservations(memory=DAY, batch=1)
-    next(pages)
-    monkeypatch.setattr(database, "run", lambda _: raising(StoreUnavailable("down"))())
-    with pytest.raises(StoreUnavailable, match="down"):
-        list(pages)
-    monkeypatch.undo()
-    pages = StoreMaintenance(database).reservations(memory=DAY, batch=1)
-    next(pages)
-    assert threading.enumerate() != before
-    pages.close()  # type: ignore[attr-defined]  # an iterator by its type
-    assert threading.enumerate() == before
 
 
 def permits_of(
