@@ -112,7 +112,6 @@ class Sessions:
         self._sessions = database.tables.sessions
 
     def begin(self, session_id: str, key_id: str, *, lasts: timedelta) -> None:
-        """Store a session that ends after that time. Forgets those that have ended."""
         now = database_now()
         values = {"created_at": now, "expires_at": later(now, lasts)}
         self._database.add_if_absent(self._sessions, id=session_id, key_id=key_id, **values)

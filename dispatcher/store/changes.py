@@ -62,8 +62,6 @@ Make = Callable[[Given], sa.Update | sa.Delete]
 
 
 class GuardedChange:
-    """A guarded statement that ``make`` makes of the values of a row."""
-
     def __init__(self, backend: StoreEngine, make: Make) -> None:
         self.make = make
         given = Given()

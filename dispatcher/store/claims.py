@@ -158,7 +158,6 @@ class Claims:
     def _claim_in_steps(
         self, connection: sa.Connection, values: Mapping[str, Any]
     ) -> Sequence[Any]:
-        """Do what :func:`claim_at_once` does; run again, it knows its own by the mark."""
         # Read first, because MariaDB changes no table that the same statement reads.
         found = connection.scalars(self._wanted, values).all()
         connection.execute(self._take, {**values, "ids": found})
@@ -166,7 +165,6 @@ class Claims:
         return connection.execute(self._mine, values).all()
 
     def renew(self, claims: Sequence[Claim]) -> set[UUID]:
-        """Extend claims to their whole length from now on; return those that are still current."""
         rows = [_key(each) | {"wait": self._ttl.total_seconds()} for each in claims]
         tokens = {each.message.id: each.token for each in claims}
         last = self._changes.renewed.run_and_read(
@@ -175,7 +173,6 @@ class Claims:
         return {row.id for row in last if row.token == tokens[row.id]}
 
     def unclaimed(self, message_ids: Sequence[UUID]) -> Unclaimed:
-        """Read messages that could not be claimed; end those that are expired or suppressed."""
         tables = self._tables
         messages = tables.messages
         now = database_now()
@@ -299,7 +296,6 @@ class Claims:
         self._database.transact(work)
 
     def _is_done_at_once(self, statement: sa.Select[Any] | None, rows: Sequence[GivenRow]) -> bool:
-        """Whether one statement did it all: it returns the messages that it left."""
         return statement is not None and self._database.try_once(statement, arrays(rows)) == []
 
 
@@ -389,14 +385,12 @@ def _take(tables: Tables) -> sa.Update:
 
 
 def _starts_at(due_at: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    """Return when the attempt begins: not before its message is due."""
     return sa.case((due_at > _NOW, due_at), else_=_NOW)
 
 
 def change(
     make: Callable[[ClaimChanges, Given], sa.Update | sa.Delete],
 ) -> cached_property[GuardedChange]:
-    """Turn a method that makes a statement into its change, made when it is first used."""
     return cached_property(lambda changes: GuardedChange(changes.backend, partial(make, changes)))
 
 
@@ -418,7 +412,6 @@ class ClaimChanges:
 
     @change
     def overtaken(self, given: Given) -> sa.Update:
-        """End an attempt under way whose message an earlier attempt has ended."""
         messages, attempts = self._messages, self._attempts
         claim_end = sa.select(messages.c.claim_expires_at).where(
             messages.c.id == attempts.c.message_id
@@ -469,7 +462,6 @@ class ClaimChanges:
 
     @change
     def snoozed(self, given: Given) -> sa.Update:
-        """Put it back unsent: no attempt counts, and it is not due earlier than before."""
         row = self._messages.c
         due_at = later(_NOW, given("wait"))
         is_enqueued = given("enqueue") > given("wait")
@@ -498,7 +490,6 @@ class ClaimChanges:
 
     @change
     def undone_attempt(self, given: Given) -> sa.Delete:
-        """Delete its claim's attempt: it did not happen, also where its message was held for it."""
         messages, attempts = self._messages, self._attempts
         # Not EXISTS, for which PostgreSQL may read all messages that fit, to ask them by their ids.
         on_unknown = sa.select(messages.c.on_unknown).where(
@@ -515,7 +506,6 @@ class ClaimChanges:
 
     @change
     def uncounted(self, given: Given) -> sa.Update:
-        """Count no overtaken attempt that was not sent: an earlier one was."""
         messages, attempts = self._messages, self._attempts
         is_overtaken = sa.exists().where(
             given.finds(attempts.c.message_id),

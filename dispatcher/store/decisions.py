@@ -29,8 +29,6 @@ class StoppedMessage(NamedTuple):
 
 
 class StoppedMessages:
-    """Held and failed messages: they wait for an operator. Every call may be run again."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
         self._tables = tables = database.tables
@@ -59,7 +57,6 @@ class StoppedMessages:
         )
 
     def drop(self, found: Message, *, reason: str | None = None) -> Message:
-        """End a held message as failed, as :meth:`release` does. Raises MessageNotFound."""
         error = DROPPED if reason is None else f"{DROPPED}; {reason}"
         return self._change(
             found, status=Status.FAILED.value, finished_at=database_now(), last_error=error

@@ -87,8 +87,6 @@ class DueByMinute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedInHour:
-    """How many messages ended in the hour from ``at`` on; ``late`` ones are of those sent."""
-
     at: datetime
     sent: int
     failed: int
@@ -98,8 +96,6 @@ class EndedInHour:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueCount:
-    """A scope, recipient or channel, how many of its messages are due, and when the first is."""
-
     name: str
     messages: int
     next_at: datetime
@@ -152,7 +148,6 @@ class _IndexScan(NamedTuple):
         return [each.asc() if self.oldest_first else each.desc() for each in self.columns]
 
     def between(self, start: Any, end: Any) -> list[ColumnElement[bool]]:
-        """Return the conditions of what lies behind ``start``, up to ``end``; None for no bound."""
         bounds: list[ColumnElement[bool]] = []
         if start is not None:
             by, edge = self._compared(start)
@@ -232,7 +227,6 @@ class Listing:
         after: UUID | None = None,
         before: UUID | None = None,
     ) -> Iterator[tuple[Sequence[Row[Any]], UUID | None]]:
-        """Yield rows like :meth:`pages`, with the id up to which it looked, None at the end."""
         scan = self._scan(wanted, before, oldest_first=oldest_first)
         where = self._conditions(wanted, scan)
         start = after or wanted.made_after if oldest_first else after
@@ -258,7 +252,6 @@ class Listing:
         size: int,
         scan: _IndexScan,
     ) -> Select[Any]:
-        """Return the query of what an index of its own leads to: ids first, by that index alone."""
         message_id = self._tables.messages.c.id
         by: ColumnElement[UUID] = message_id
         if wanted.status is not Status.HELD:
@@ -301,7 +294,6 @@ class Listing:
     def versions(
         self, wanted: Selection, *, after: UUID | None, limit: int, patience: timedelta
     ) -> tuple[list[StoredVersion], UUID | None]:
-        """Return versions, oldest first, and where to go on, as :meth:`page` does."""
         row = self._tables.messages.c
         columns = (row.id, row.move_token, row.attempt_count, row.max_attempts, row.status)
         rows, after = self._read(wanted, columns, after, limit, patience, oldest_first=True)
@@ -339,7 +331,6 @@ class Listing:
     def counted(
         self, wanted: Selection, *, patience: timedelta | None = None, most: float = inf
     ) -> tuple[dict[str, dict[Status, int]], bool]:
-        """Return the counts, and whether all were counted within ``patience`` and ``most``."""
         messages, scan = self._tables.messages, self._scan(wanted)
         where = self._conditions(wanted, scan)
         kinds = (messages.c.channel, messages.c.status)
@@ -356,7 +347,6 @@ class Listing:
         return _by_channel(rows), end is None
 
     def campaigns(self, *, after: str = "") -> Iterator[str]:
-        """Yield the campaigns by name; each is one look into their index."""
         campaign = self._tables.messages.c.campaign
         names = select(campaign).order_by(campaign).limit(1)
         while rows := self._database.read(names.where(campaign > after)):
@@ -546,7 +536,6 @@ class Figures:
         )
 
     def _counted(self, query: Select[Any], scan: _IndexScan) -> tuple[list[Any], Any]:
-        """Return the counts of each stretch, and the edge up to which they count: None for all."""
         size = min(_COUNTED, MOST_COUNTED)
         stretches = scan.stretches(self._database, size=size)
         rows: list[Any] = []

@@ -32,8 +32,6 @@ def is_suppressed(tables: Tables, connection: Connection, recipient: str, channe
 
 
 class Suppressions:
-    """The suppressed recipients. Every call may be run again. Raises StoreUnavailable."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
         self._tables = database.tables
@@ -105,8 +103,6 @@ class Pause(NamedTuple):
 
 
 class Pauses:
-    """The pauses. Every call may be run again. Raises StoreUnavailable."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
         self._pauses = database.tables.pauses

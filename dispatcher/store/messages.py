@@ -61,8 +61,6 @@ class GivenUp(StoreUnavailable):
 
 
 class NewSlot(NamedTuple):
-    """The values that a move writes into the row of the message that was ``found``."""
-
     found: Movable
     send_at: datetime
     next_attempt_at: datetime
@@ -89,13 +87,10 @@ class CancelResult(NamedTuple):
     newly_cancelled: Collection[UUID]
 
 
-class _NotInserted(Exception):
-    """The id or the idempotency key is stored already, or the recipient has opted out."""
+class _NotInserted(Exception): ...
 
 
 class _New:
-    """The statements that store one new message; ``names`` are those of their values."""
-
     def __init__(self, database: Database) -> None:
         self._backend = database.backend
         self._tables = tables = database.tables
@@ -333,12 +328,10 @@ class Messages:
         return changed(self._database, message_id, self._new_body(message_id, body))
 
     def move_if_unchanged(self, move: NewSlot, *, within: timedelta) -> Movable:
-        """Do :meth:`move` for one. Raises MessageChanged, MessageNotFound."""
         row = move.given(within)
         return self._changed_once(move.found, lambda each: self._moved.run(each, [row]))[1]
 
     def update_if_unchanged(self, found: Movable, *, body: Body) -> Message:
-        """Do :meth:`update`. Raises MessageChanged, MessageNotFound, TooLate."""
         is_same = self._tables.messages.c.move_token == found.token
         change = self._new_body(found.message.id, body).where(is_same)
         is_done, now = self._changed_once(found, lambda each: each.execute(change).rowcount)
@@ -445,7 +438,6 @@ class Messages:
         self._database.transact(work, once=True)
 
     def _stored(self, connection: sa.Connection, addition: Addition) -> Message | Addition:
-        """Return the message that has the id or the key, or what the INSERT may store now."""
         message, tables = addition.message, self._tables
         key = message.idempotency_key
         query = sa.select(*tables.message_columns)
@@ -482,7 +474,6 @@ def keyed_messages(tables: Tables) -> sa.Select[Any]:
 
 
 def unsent(tables: Tables, connection: sa.Connection, messages: Sequence[Message]) -> set[UUID]:
-    """Return those of these messages that have ended and surely were not sent."""
     ended = [each for each in messages if each.status in UNSENT_STATUSES]
     tried = [each.id for each in ended if each.attempt_count]
     attempts = tables.attempts.c
@@ -528,7 +519,6 @@ def free_key(tables: Tables, key: str, message_id: UUID) -> sa.Delete:
 
 
 def free_key_without_message(tables: Tables, connection: sa.Connection, key: str) -> None:
-    """Free an idempotency key whose message is deleted: no id is stored again."""
     messages, keys = tables.messages, tables.keys
     has_message = sa.exists().where(messages.c.id == keys.c.message_id)
     query = sa.select(keys.c.message_id).where(keys.c.idempotency_key == key, ~has_message)

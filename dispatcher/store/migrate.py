@@ -73,7 +73,6 @@ def migrate(database: Database) -> str:
 
 
 def schema_standing(database: Database) -> SchemaStanding:
-    """Return which migrations a database lacks. Raises StoreUnavailable and MissingExtra."""
     with needs("cli", "migrate"):
         from alembic.migration import MigrationContext  # noqa: PLC0415 - see above
         from alembic.script import ScriptDirectory  # noqa: PLC0415

@@ -70,7 +70,6 @@ class Watch(Generic[T]):
         return self._connection() is None
 
     def end(self, *, answered: bool) -> None:
-        """Call ``on_end``; ``answered`` is False where the connection broke."""
         try:
             self.on_end(self.joined, answered or not self.may_commit)
         except Exception:
@@ -99,7 +98,6 @@ class JoinedTransaction(Generic[T]):
         self._was_asked = False
 
     def with_keys(self, keys: Iterable[str]) -> dict[str, tuple[Message, str]]:
-        """Return the messages that have these keys, as :meth:`Messages.with_keys` does."""
         found = {key: self._with_key(key) for key in keys}
         return {key: message for key, message in found.items() if message is not None}
 
@@ -295,7 +293,6 @@ def _undoes(connection: Connection, *_: object) -> None:
 
 
 def _returns(driver: object, entry: ConnectionPoolEntry) -> None:
-    """End the transactions of a connection that goes back; ``driver`` is None if it broke."""
     watches = entry.info.pop(_WATCHES, None)
     if watches:
         _end(watches, answered=driver is not None)
@@ -370,7 +367,6 @@ class _Identity:
 
 
 def connection_of(session: object) -> Connection:
-    """Return the connection that ``session`` works on. Raises InvalidDraft, StoreUnavailable."""
     if isinstance(session, Connection):
         if session.closed or session.invalidated:
             raise InvalidDraft("session", "is closed", "an open one")

@@ -263,7 +263,6 @@ class Tables:
         return sa.and_(self.lies_with(status), self.is_in_index(status))
 
     def is_in_index(self, status: Status) -> sa.ColumnElement[bool]:
-        """Return :meth:`is_plainly` for a statement that an index of this status alone answers."""
         return self.messages.c.status == sa.bindparam(None, status.value, literal_execute=True)
 
     def lies_with(self, status: Status) -> sa.ColumnElement[bool]:
@@ -308,7 +307,6 @@ class Tables:
 
 @cache
 def tables_named(prefix: str, schema: str | None) -> Tables:
-    """Return the tables of these names, the same ones each time: statements are compiled once."""
     return Tables(prefix, schema)
 
 
@@ -437,7 +435,6 @@ def to_values(addition: Addition) -> tuple[Any, ...]:
 
 
 def to_row(addition: Addition) -> dict[str, Any]:
-    """Turn a new message into the values of ``WRITTEN``, as SQLAlchemy takes them."""
     message = addition.message
     return dict(zip(WRITTEN, to_values(addition), strict=True)) | {
         "body": message.body,
@@ -452,7 +449,6 @@ def to_keyed(addition: Addition) -> tuple[Any, ...]:
 
 
 def to_message(row: Sequence[Any]) -> Message:
-    """Turn a row that begins with the columns of a message into one."""
     values = dict(zip(Message.__dataclass_fields__, row, strict=False))
     values["status"] = Status(values["status"])
     values["scopes"] = values["scopes"] or {}

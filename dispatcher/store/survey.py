@@ -29,27 +29,21 @@ class _RolledBack(Exception):
 
 
 class LateCount(NamedTuple):
-    """How many messages are late for something, and by how much the first one is."""
-
     many: int = 0
     longest: timedelta = timedelta(0)
 
 
 class StoreSurvey:
-    """Reads the state of the database. Every call raises StoreUnavailable."""
-
     def __init__(self, database: Database) -> None:
         self.database = database
         self._tables = database.tables
 
     @property
     def lacks_file(self) -> bool:
-        """Whether the file is missing, which waiting does not change."""
         file = self.database.backend.file
         return file is not None and not os.path.exists(file)  # noqa: PTH110 - never raises
 
     def now(self) -> datetime:
-        """Return the present by the clock that decides what is due."""
         query = select(database_now())
         found: datetime = self.database.run(lambda each: each.execute(query).scalar_one())
         return found
@@ -125,7 +119,6 @@ class StoreSurvey:
         return self._late(self._tables.messages.c.next_attempt_at, older_than, *where)
 
     def waiting(self, *, older_than: timedelta) -> LateCount:
-        """Return the messages whose send time is longer ago and whose next attempt is to come."""
         row, is_scheduled = self._tables.messages.c, self._tables.is_plainly(Status.SCHEDULED)
         to_come = row.next_attempt_at > database_now()
         return self._late(row.send_at, older_than, is_scheduled, to_come)

@@ -70,10 +70,7 @@ class VoidIds:
         return Settled(holding, void, set(ordered) - {row.id for row in rows})
 
     def _take_singly(self, message_ids: Sequence[UUID]) -> None:
-        """Take the ids that can be taken, in random order, so that each has its turn in some sweep.
-
-        One transaction may be storing a thousand of them, and each of these waits for it.
-        """
+        """Take the ids that can be taken, in random order: one transaction may hold a thousand."""
         failures = 0
         for message_id in random.sample(message_ids, len(message_ids)):
             try:

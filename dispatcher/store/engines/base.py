@@ -96,13 +96,10 @@ class Durability(NamedTuple):
 
     @property
     def unsafe(self) -> list[str]:
-        """The settings by which a crash may lose commits."""
         return [name for name, safe in self.safe.items() if self.found[name].lower() not in safe]
 
 
 class Slot(NamedTuple):
-    """A replication slot of PostgreSQL: its log, and the dead rows, that are kept for it."""
-
     name: str
     is_active: bool
     kept_bytes: int
@@ -171,8 +168,6 @@ def transaction(connection: sa.Connection, begin: str = "BEGIN") -> Iterator[Non
 
 
 class StoreEngine(ABC):
-    """One kind of database: how it connects, and what it does differently."""
-
     names: ClassVar[tuple[str, ...]]
     """What SQLAlchemy may call it on a caller's connection."""
     begin: ClassVar[str] = "BEGIN"
@@ -216,7 +211,6 @@ class StoreEngine(ABC):
         return column.in_(values)
 
     def rows_from(self, types: Mapping[str, TypeEngine[Any]]) -> sa.FromClause:
-        """Return rows given as arrays named ``given_<name>``, where ``takes_arrays``."""
         raise NotImplementedError
 
     @abstractmethod
@@ -239,7 +233,6 @@ class StoreEngine(ABC):
     def insert_rows(
         self, connection: sa.Connection, insert: Prepared, rows: Iterator[Sequence[Any]]
     ) -> None:
-        """Store rows of the driver's own values, all or none."""
         while page := list(islice(rows, _ROWS_AT_ONCE)):
             insert.run(connection, page)
 
@@ -299,7 +292,6 @@ class StoreEngine(ABC):
         return "UTF8"
 
     def cuts_values(self, _connection: sa.Connection) -> bool:
-        """Whether what does not fit into a column would be cut to fit."""
         return False
 
     def ended_by(self, _error: SQLAlchemyError) -> SQLAlchemyError | None:
@@ -326,21 +318,17 @@ class StoreEngine(ABC):
         """Let other migrations wait; statements inside have no time limit."""
 
     def housekeeping(self, _connection: sa.Connection, _tables: Tables) -> Housekeeping:
-        """Return how far the database is behind with its housekeeping."""
         return Housekeeping(None, ())
 
     def key_holder(self, table: sa.Table, _tables: Tables) -> str:
-        """Return the name of the table that has the primary key of ``table``."""
         return table.name
 
     def keep_days(
         self, _connection: sa.Connection, _tables: Tables, _retention: timedelta
     ) -> list[date]:
-        """Make the partitions of the coming days; drop old ones, and return the days dropped."""
         return []
 
     def pruned_until(self, retention: timedelta) -> sa.ColumnElement[datetime]:
-        """Return until when a message must have ended to be deleted."""
         return cast("sa.ColumnElement[datetime]", later(database_now(), -retention))
 
     def pruned_at(self, ended_at: datetime, retention: timedelta) -> datetime:

@@ -160,7 +160,6 @@ def answered(code: object) -> str:
 
 
 def _at(url: URL | None) -> str:
-    """Return " at HOST:PORT", or at a socket, without user, password and options."""
     if url is None or "@" in f"{url.host}{url.database}":  # of a password, unless it is written %40
         return ""
     host = url.host or url.query.get("host") or url.query.get("unix_socket")
@@ -183,7 +182,6 @@ def worth_another_try(error: SQLAlchemyError) -> bool:
 
 
 def takes_no_writes(error: BaseException | None) -> bool:
-    """Whether a server, asked by SQLAlchemy or psycopg, refused to write anything."""
     return code_of(error) in _DEMOTED
 
 

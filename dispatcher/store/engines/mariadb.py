@@ -72,8 +72,6 @@ _IS_STRICT = "dispatcher.is_strict"
 
 
 class MariaDBConnection(pymysql.Connection):
-    """Gives up when the server is silent, and sends no packet on which it would hang up."""
-
     largest: int | None = None
     _read_timeout: float | None
     _write_timeout: float | None
@@ -174,7 +172,6 @@ class MariaDBEngine(StoreEngine):
         change: sa.Update | sa.Delete,
         wanted: Sequence[sa.ColumnElement[Any]],
     ) -> Sequence[sa.Row[Any]]:
-        """Read first what will be changed, in the same transaction."""
         rows: Sequence[sa.Row[Any]] = connection.execute(query.with_only_columns(*wanted)).all()
         if rows:
             found = [row[0] for row in rows]
@@ -245,7 +242,6 @@ class MariaDBEngine(StoreEngine):
 
     @contextmanager
     def migrating(self, connection: sa.Connection) -> Iterator[None]:
-        """Hold a lock of the server's on a connection that does not go back to the pool."""
         connection.detach()
         driver = connection.connection.driver_connection
         if isinstance(driver, MariaDBConnection):
@@ -261,7 +257,6 @@ class MariaDBEngine(StoreEngine):
             connection.exec_driver_sql(f"SELECT RELEASE_LOCK({name})")
 
     def skip_applied_statements(self, impl: DefaultImpl, tables: Tables) -> None:
-        """Let a migration go on past what an interrupted one has done, if anything is ours."""
         connection = impl.connection
         if connection is None or not sa.inspect(connection).has_table(tables.version):
             return

@@ -139,7 +139,6 @@ class PartitionedEngine(StoreEngine):
         return not ids.isdisjoint(connection.scalars(near, execution_options=AS_NAMED))
 
     def pruned_until(self, retention: timedelta) -> sa.ColumnElement[datetime]:
-        """Return until when a message must have ended to be deleted alone: its day stayed."""
         if retention < _LEAST:
             return super().pruned_until(retention)
         return sa.func.date_trunc("day", later(database_now(), -retention - _TO_DROP_IT), "UTC")
@@ -210,7 +209,6 @@ def live_name(connection: sa.Connection, split: sa.Table) -> str:
 
 
 def drop(connection: sa.Connection, tables: Tables) -> None:
-    """Drop the partitions of what has ended, and the schema of days if nothing else is in it."""
     run, splits = connection.exec_driver_sql, _splits(connection, tables)
     for split in splits:
         run(f"DROP TABLE {split.name(split.part(_HISTORY))}")
@@ -223,7 +221,6 @@ def drop(connection: sa.Connection, tables: Tables) -> None:
 
 
 def state(connection: sa.Connection, tables: Tables) -> tuple[int, bool]:
-    """Return how many days from tomorrow on have a partition, and whether rows lie in none."""
     splits = _splits(connection, tables)
     ahead = min(max(0, _days_there(split) - 1) for split in splits)
     others = [(split, split.part(_OTHER)) for split in splits]
@@ -315,7 +312,6 @@ def _left_to_the_next_run() -> Iterator[None]:
 
 
 def _detach(split: _Split, rows: sa.TableClause, day: date) -> None:
-    """Take a partition out of the table. From now on its messages are not found."""
     detached = split.part(f"{_DETACHED}_{day:%Y%m%d}")
     quote = split.connection.dialect.identifier_preparer.quote
     _alone(

@@ -122,8 +122,6 @@ class PostgreSQLConnection(psycopg.Connection[Any]):
 
 
 class PooledCursor(psycopg.Cursor[Any]):
-    """A cursor of a connection to a pooler, whose sessions keep no settings of ours."""
-
     def execute(self, query: Any, params: Any = None, **options: Any) -> Self:
         line = cast("PostgreSQLConnection", self.connection)
         if query == "BEGIN":
@@ -303,7 +301,6 @@ class DirectInsert:
 
 
 def _copied_as(column: sa.Column[Any], connection: sa.Connection) -> str:
-    """Return the type whose binary form COPY is to write for a value of this column."""
     if isinstance(column.type, (sa.String, sa.JSON)):
         return "text"  # the binary form of json is its text
     return column.type.compile(connection.dialect).lower()

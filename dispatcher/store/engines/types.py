@@ -51,8 +51,6 @@ class _Bytes(TypeDecorator[UUID]):
 
 
 class _Text(TypeDecorator[Any]):
-    """JSON as text, as MariaDB stores it, too. None is NULL."""
-
     impl = LONGTEXT
     cache_ok = True
 
@@ -123,7 +121,6 @@ class Length(TypeDecorator[timedelta]):
 
 
 def _function(name: str, kind: TypeEngine[Any]) -> type[FunctionElement[Any]]:
-    """Return the class of a function that each dialect spells as ``_SPELT`` says."""
     made = type(name, (FunctionElement,), {"type": kind, "inherit_cache": True, "name": name})
     compiles(made)(_spell)
     return made

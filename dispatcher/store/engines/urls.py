@@ -131,7 +131,6 @@ def _taken_over(kind: str, name: str, value: str, url: URL) -> Mapping[str, str]
 
 
 def _as_psycopg(name: str, lower: str, value: str, _url: URL) -> Mapping[str, str] | None:
-    """Return what asyncpg, JDBC and Prisma call otherwise; None for anything else."""
     if lower in {"schema", "currentschema"} and value != "public":
         raise _refused(name, "is set by table_schema", "table_schema, and no such parameter")
     if lower == "prepare_threshold" and not re.fullmatch(r"none|[0-9]{1,9}", value.lower()):
@@ -147,7 +146,6 @@ def _as_psycopg(name: str, lower: str, value: str, _url: URL) -> Mapping[str, st
 
 
 def _as_pymysql(name: str, lower: str, value: str, url: URL) -> Mapping[str, str] | None:
-    """Return what MySQL's own client calls otherwise; None for anything else."""
     if lower in _TEXT_IS_TRUE and value == "false":
         return {}
     if lower not in {"ssl_mode", "sslmode"}:
