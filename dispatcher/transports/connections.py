@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 import socket
-import sys
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from math import inf
 from typing import Generic, TypeVar
 
 from dispatcher.times.clock import Clock
@@ -20,7 +20,7 @@ C = TypeVar("C")
 
 
 class Deadline:
-    """The end of one send, by a monotonic clock. ``seconds`` is its whole length."""
+    """The end of one send, by a monotonic clock."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self.clock = clock
@@ -34,9 +34,12 @@ class Deadline:
             raise TimeoutError
         return left
 
+    def shorten(self, seconds: float) -> None:
+        """End in that time, if not before."""
+        self._ends_at = min(self._ends_at, self.clock.monotonic() + seconds)
+
 
 def address_of(text: str) -> IPv4Address | IPv6Address | None:
-    """Return the address that ``text`` is, None where it is none."""
     try:
         return ip_address(text)
     except ValueError:
@@ -44,10 +47,11 @@ def address_of(text: str) -> IPv4Address | IPv6Address | None:
 
 
 def resolve(host: str, port: int) -> list[str]:
-    """Return the addresses of ``host``, best first. Raises OSError."""
+    """Return the addresses of ``host``, best first. No deadline bounds this. Raises OSError."""
     answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     as_number = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
-    return list(dict.fromkeys(socket.getnameinfo(each[4], as_number)[0] for each in answers))
+    names = (socket.getnameinfo(answer[4], as_number)[0] for answer in answers)
+    return list(dict.fromkeys(names))
 
 
 def connect(addresses: Sequence[str], port: int, deadline: Deadline) -> socket.socket:
@@ -68,67 +72,44 @@ def connect(addresses: Sequence[str], port: int, deadline: Deadline) -> socket.s
 class IdleConnections(Generic[C]):
     """Connections that wait for the next message, for ``seconds`` at most. For many threads.
 
-    ``end`` ends those that have waited for longer, and the oldest of more than ``most``.
+    ``end`` ends those that have waited for longer.
     """
 
-    def __init__(
-        self,
-        clock: Clock,
-        end: Callable[[C], object],
-        *,
-        seconds: float,
-        most: int = sys.maxsize,
-    ) -> None:
+    def __init__(self, clock: Clock, end: Callable[[C], object], seconds: float) -> None:
         self._clock = clock
         self._end = end
         self._seconds = seconds
-        self._most = most
         self._lock = threading.Lock()
-        self._kept: list[tuple[float, Hashable, C]] = []  # since when, the longest first
+        self._kept: list[tuple[float, C]] = []  # since when, the longest first
 
-    def take(self, key: Hashable = None) -> C | None:
-        """Return the connection that was given last under ``key``; None without a fresh one."""
+    def take(self) -> C | None:
+        """Return the connection that was given last; None without a fresh one."""
+        self._end_older(self._clock.monotonic() - self._seconds)
         with self._lock:
-            old = self._cut()
-            found = next((each for each in reversed(self._kept) if each[1] == key), None)
-            if found is not None:
-                self._kept.remove(found)
-        self._end_all(old)
-        return None if found is None else found[2]
+            return self._kept.pop()[1] if self._kept else None
 
-    def give(self, connection: C, key: Hashable = None) -> None:
-        """Keep a connection; after :meth:`close` end it."""
+    def give(self, connection: C) -> None:
+        """Keep a connection."""
         with self._lock:
-            self._kept.append((self._clock.monotonic(), key, connection))
-            old = self._cut()
-        self._end_all(old)
+            self._kept.append((self._clock.monotonic(), connection))
+        self._end_older(self._clock.monotonic() - self._seconds)
 
     def close(self) -> None:
-        """End all that wait, and from now on whatever is given."""
+        """End all that wait."""
+        self._end_older(inf)
+
+    def _end_older(self, latest: float) -> None:
         with self._lock:
-            self._most = 0
-            old = self._cut()
-        self._end_all(old)
-
-    def _cut(self) -> list[tuple[float, Hashable, C]]:
-        """Remove and return those to be ended. The caller holds the lock."""
-        latest = self._clock.monotonic() - self._seconds
-        number = max(0, len(self._kept) - self._most)
-        while number < len(self._kept) and self._kept[number][0] < latest:
-            number += 1
-        old, self._kept = self._kept[:number], self._kept[number:]
-        return old
-
-    def _end_all(self, connections: list[tuple[float, Hashable, C]]) -> None:
-        for _, _, each in connections:
-            self._end(each)
+            old = [kept for kept in self._kept if kept[0] < latest]
+            self._kept = self._kept[len(old) :]
+        for _, connection in old:
+            self._end(connection)
 
 
 _here = threading.local()
 
 
 def _may_write(_: logging.LogRecord) -> bool:
-    """Whether this thread is outside of every :func:`quiet`."""
     return not getattr(_here, "depth", 0)
 
 

@@ -52,6 +52,7 @@ _DOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 _NEVER_IN_ADDRESSES = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"})
 _NEVER = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_ANY_TYPE = "application/octet-stream"
 _EOL = re.compile(rb"\r\n|\r|\n")
 _MAILBOX = "Ada <ada@example.org> or ada@example.org"
 _SENDER = "Shop <mail@shop.example> or mail@shop.example, in ASCII but for the name"
@@ -95,13 +96,12 @@ _INTERNATIONAL = _PLAIN.clone(utf8=True)
 
 def compose(
     message: Message,
-    *,
     sender: Address,
     now: datetime,
     allowed: frozenset[str] = frozenset(),
     senders: frozenset[str] = frozenset(),
 ) -> Mail:
-    """Return the e-mail of a message. Raises InvalidDraft, where :func:`check_mail` does."""
+    """Return the e-mail of a message. Raises InvalidDraft where :func:`check_mail` does."""
     recipient, body = message.recipient, message.body
     check_mail(recipient, body, allowed, senders)
     if "from" in body:
@@ -131,10 +131,14 @@ def compose(
             mail.add_alternative(body["html"], subtype="html")
     else:
         mail.set_content(body["html"], subtype="html")
-    for each in body.get("attachments", ()):
-        maintype, _, subtype = each.get("type", "application/octet-stream").partition("/")
-        content, disposition = base64.b64decode(each["content"]), _disposition(each["filename"])
-        mail.add_attachment(content, maintype=maintype, subtype=subtype, disposition=disposition)
+    for attachment in body.get("attachments", ()):
+        maintype, _, subtype = attachment.get("type", _ANY_TYPE).partition("/")
+        mail.add_attachment(
+            base64.b64decode(attachment["content"]),
+            maintype=maintype,
+            subtype=subtype,
+            disposition=_disposition(attachment["filename"]),
+        )
     content = _EOL.sub(b"\r\n", mail.as_bytes())
     return Mail(sender.addr_spec, envelope.addr_spec, content, is_international)
 
@@ -335,25 +339,24 @@ def _check_headers(headers: object, allowed: frozenset[str]) -> None:
 def _check_attachments(attachments: object) -> None:
     if not isinstance(attachments, list | tuple):
         raise InvalidDraft("body.attachments", kind_of(attachments), "a list")
-    for index, each in enumerate(attachments):
+    for index, attachment in enumerate(attachments):
         field = f"body.attachments[{index}]"
-        if not isinstance(each, Mapping):
-            problem = kind_of(each)
-            raise InvalidDraft(field, problem, f"an object of {', '.join(_ATTACHED)}")
-        _check_keys(field, each, _ATTACHED)
-        filename = check_header(
-            f"{field}.filename", each.get("filename"), longest=_LONGEST_FILENAME
-        )
+        if not isinstance(attachment, Mapping):
+            accepted = f"an object of {', '.join(_ATTACHED)}"
+            raise InvalidDraft(field, kind_of(attachment), accepted)
+        _check_keys(field, attachment, _ATTACHED)
+        filename = attachment.get("filename")
+        filename = check_header(f"{field}.filename", filename, longest=_LONGEST_FILENAME)
         if len(filename.encode()) > _LONGEST_FILENAME:
             raise InvalidDraft(f"{field}.filename", "too long", f"{_LONGEST_FILENAME} bytes")
         if "/" in filename or "\\" in filename:
             raise InvalidDraft(f"{field}.filename", "a path", "a name without folders")
-        kind = each.get("type", "application/octet-stream")
+        kind = attachment.get("type", _ANY_TYPE)
         if not isinstance(kind, str) or not _TYPE.fullmatch(kind):
             accepted = "a media type such as application/pdf; neither multipart nor message"
             raise InvalidDraft(f"{field}.type", "no such media type", accepted)
         try:
-            base64.b64decode(each["content"], validate=True)
+            base64.b64decode(attachment["content"], validate=True)
         except (KeyError, TypeError, ValueError):
             accepted = "the content as base64, without line breaks"
             raise InvalidDraft(f"{field}.content", "not base64", accepted) from None

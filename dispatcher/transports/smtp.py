@@ -81,19 +81,9 @@ _CREDENTIALS = frozenset({530, 534, 535, 538})
 
 
 class SmtpTransport:
-    """Sends messages to the mail server ``url``; see docs/transports.md.
+    """Sends messages to the mail server ``url``; docs/transports.md says what each option means.
 
-    The scheme says what is on the wire: ``smtps`` (TLS from the first byte), ``smtp+starttls`` (TLS
-    or nothing), ``smtp`` (no TLS: to this machine only, or with ``plaintext=True``). Options are
-    ``url`` and ``from``; ``senders`` (further addresses that a body may name as ``from``);
-    ``smtputf8=False`` (the server lacks it: addresses that need it are refused at submit);
-    ``ca_file`` (PEM, instead of the system's authorities); ``name`` (how we call ourselves);
-    ``idle_seconds`` (how long a connection is kept for the next message); ``allow_headers`` (names
-    that bodies may set though they steer a provider). ``timeout`` bounds a send, in seconds, from
-    the first look for a connection to the answer; looking the server's name up is bounded by the
-    resolver alone.
-
-    Nothing connects before the first message. Raises InvalidSettings.
+    Raises InvalidSettings.
     """
 
     def __init__(
@@ -127,11 +117,10 @@ class SmtpTransport:
         self._timeout = _seconds("timeout", timeout)
         self._server = _read_server(url, name=name, ca_file=ca_file, plaintext=plaintext)
         self._idle: IdleConnections[SmtpConnection] = IdleConnections(
-            self._clock, SmtpConnection.end, seconds=_seconds("idle_seconds", idle_seconds)
+            self._clock, SmtpConnection.end, _seconds("idle_seconds", idle_seconds)
         )
 
     def __repr__(self) -> str:
-        """Show no credentials."""
         return f"SmtpTransport({self._server})"
 
     @staticmethod
@@ -153,7 +142,6 @@ class SmtpTransport:
 
     @staticmethod
     def destination(message: Message) -> str | None:
-        """Name the domain that ``message`` goes to."""
         return message.recipient.rpartition("@")[2].lower() or None
 
     def send(self, message: Message) -> str | None:
@@ -162,14 +150,9 @@ class SmtpTransport:
         Raises TemporaryFailure and PermanentFailure where the server does not have it, PerhapsSent
         where its answer to the whole message was lost.
         """
+        rules = self._allowed, self._senders
         try:
-            mail = compose(
-                message,
-                sender=self._sender,
-                now=self._clock.now(),
-                allowed=self._allowed,
-                senders=self._senders,
-            )
+            mail = compose(message, self._sender, self._clock.now(), *rules)
         except InvalidDraft as refused:
             raise PermanentFailure(str(refused)) from None
         deadline = Deadline(self._clock, self._timeout)
@@ -185,19 +168,13 @@ class SmtpTransport:
             raise TemporaryFailure(str(broke)) from None
 
     def probe(self) -> None:
-        """Connect, log in, and ask whether all is well; nothing is sent.
-
-        Within five seconds, beside looking the server's name up. Raises TemporaryFailure, which
-        says why no message would get through.
-        """
-        connection = SmtpConnection.open(
-            self._server, Deadline(self._clock, min(self._timeout, _PROBE_SECONDS))
-        )
+        """Connect, log in, and ask whether all is well. Raises TemporaryFailure."""
+        deadline = Deadline(self._clock, min(self._timeout, _PROBE_SECONDS))
+        connection = SmtpConnection.open(self._server, deadline)
         try:
             connection.ask()
         finally:
-            if connection.is_open:
-                connection.end()
+            connection.end()
 
     def _deliver(self, connection: SmtpConnection, mail: Mail, deadline: Deadline) -> str:
         try:
@@ -210,11 +187,10 @@ class SmtpTransport:
         finally:
             if connection.is_open and connection.carried < _MOST_CARRIED:
                 self._idle.give(connection)
-            elif connection.is_open:
+            else:
                 connection.end()
 
     def close(self) -> None:
-        """Close the connections that are idle; those in use are closed after their message."""
         self._idle.close()
 
 
@@ -278,14 +254,14 @@ def _context(ca_file: str | Path | None) -> ssl.SSLContext:
 
 
 def _own_name() -> str:
-    """Return the name of this machine if it is a full one; ask no name server."""
+    """Return the name of this machine if it is a full one; no name server is asked."""
     name = socket.gethostname()
     return name if "." in name and _NAME.fullmatch(name) else "[127.0.0.1]"
 
 
 @dataclass(frozen=True, slots=True)
 class MailServer:
-    """A mail server. ``name`` is how we call ourselves there."""
+    """Where mail goes. ``name`` is how we call ourselves there."""
 
     host: str
     port: int
@@ -296,7 +272,6 @@ class MailServer:
     password: str = field(default="", repr=False)
 
     def __str__(self) -> str:
-        """Show no credentials."""
         return f"{self.host}:{self.port}"
 
 
@@ -305,7 +280,6 @@ class ConnectionBroken(Exception):
 
 
 LINE_ERRORS = (ConnectionBroken, OSError, smtplib.SMTPException)
-"""What a connection raises when its connection fails."""
 
 
 def _why(error: BaseException, deadline: Deadline) -> str:
@@ -361,7 +335,6 @@ class SmtpConnection(smtplib.SMTP):
 
     @property
     def is_open(self) -> bool:
-        """Whether it can carry another message."""
         return self.sock is not None
 
     @classmethod
@@ -387,7 +360,6 @@ class SmtpConnection(smtplib.SMTP):
         return connection
 
     def ask(self) -> None:
-        """Ask whether all is well (NOOP). Raises TemporaryFailure."""
         try:
             self._expect(self.noop(), "NOOP", _OK)
         except LINE_ERRORS as error:
@@ -430,20 +402,18 @@ class SmtpConnection(smtplib.SMTP):
         return reply
 
     def end(self) -> None:
-        """Say good-bye, and wait for no answer."""
+        """Say good-bye where the connection is open, and wait for no answer."""
         self.deadline = Deadline(self.deadline.clock, _GOOD_BYE_SECONDS)
         with suppress(*LINE_ERRORS):
             self.putcmd("QUIT")
         self.close()
 
     def send(self, s: Any) -> None:
-        """Write all of it."""
         left = memoryview(s.encode(self.command_encoding) if isinstance(s, str) else s)
         while left:
             left = left[self._socket.send(left[:_CHUNK]) :]
 
     def getreply(self) -> tuple[int, bytes]:
-        """Read one reply, which may have several lines."""
         lines: list[bytes] = []
         size = 0
         while True:

@@ -1,6 +1,6 @@
 """Posts messages to URLs, signed after the Standard Webhooks specification, with its library.
 
-A connection goes to judged addresses only, and never past its deadline.
+A connection goes to judged addresses only, and no request lasts past its deadline.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import ssl
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, cast
 from urllib.parse import urlsplit
 
 import certifi
@@ -39,14 +38,7 @@ from dispatcher.errors import (
 from dispatcher.message import Body, Message, dump_json
 from dispatcher.times.clock import Clock, SystemClock
 from dispatcher.times.send_time import as_text
-from dispatcher.transports.connections import (
-    Deadline,
-    IdleConnections,
-    connect,
-    quiet,
-    resolve,
-    silence,
-)
+from dispatcher.transports.connections import Deadline, connect, quiet, resolve, silence
 from dispatcher.transports.webhook_urls import Addresses, LoopbackAddresses, Reader, Target
 
 PAYLOAD_VERSION = 1
@@ -106,16 +98,7 @@ Resolve = Callable[[str, int], list[str]]
 class WebhookTransport:
     """Posts each message to the URL that is its recipient, or all to the ``url`` of the channel.
 
-    ``url``: where all go; the recipient is data of the payload then. It may name this machine, as
-    ``localhost`` or by a loopback address, also with ``http://``: a caller cannot set it.
-    ``secrets``: signs after Standard Webhooks, once with each (``whsec_…``). ``payload``:
-    ``message``, an object with version, id, channel, recipient, body, send_at and attempt, or
-    ``body``, the body alone. ``headers``: sent along, only with ``url``.
-
-    ``allow``: networks, addresses and names that may be reached although they are not public.
-    ``http``: whether URLs without TLS are taken. ``ports``: those taken beside the scheme's own.
-    ``ca_file``: authorities to trust instead of the known ones. ``timeout``: seconds for all of a
-    send. Raises InvalidSettings.
+    docs/transports.md says what each option means. Raises InvalidSettings.
     """
 
     def __init__(
@@ -146,10 +129,12 @@ class WebhookTransport:
         self._addresses = Addresses(allow)
         self._reader = Reader(self._addresses, http=http, ports=ports)
         self._target = None if url is None else self._fixed(url, http)
-        self._tls = tls_context(ca_file)
-        self._resolver = resolver
-        self._idle: IdleConnections[WebhookConnection] = IdleConnections(
-            self._clock, WebhookConnection.end, seconds=_KEEP_SECONDS, most=_KEEP
+        self._connections = httpcore.ConnectionPool(
+            ssl_context=tls_context(ca_file),
+            max_connections=None,
+            max_keepalive_connections=_KEEP,
+            keepalive_expiry=_KEEP_SECONDS,
+            network_backend=_Network(self._addresses, resolver),
         )
         silence(_TALKATIVE)
 
@@ -157,16 +142,16 @@ class WebhookTransport:
     def check(cls, recipient: str, body: Body, options: Mapping[str, Any] | None = None) -> None:
         """Refuse a recipient that is no URL this channel could post to. Nothing is resolved.
 
-        ``options`` are those of the channel; with a ``url`` any recipient will do. Raises
-        InvalidDraft.
+        With a ``url`` any recipient will do. Raises InvalidDraft.
         """
         del body
-        given = options or {}
-        if given.get("url") is not None:
+        options = options or {}
+        if options.get("url") is not None:
             return
         try:
-            addresses = Addresses(given.get("allow", ()))
-            reader = Reader(addresses, http=given.get("http", False), ports=given.get("ports", ()))
+            addresses = Addresses(options.get("allow", ()))
+            http, ports = options.get("http", False), options.get("ports", ())
+            reader = Reader(addresses, http=http, ports=ports)
         except InvalidSettings:
             return  # the worker says so when it starts
         try:
@@ -213,7 +198,8 @@ class WebhookTransport:
 
     def close(self) -> None:
         """End the connections that are kept."""
-        self._idle.close()
+        with quiet():
+            self._connections.close()
 
     def _fixed(self, url: object, http: bool) -> Target:
         """Return the target of the channel's URL, by the addresses that it may have."""
@@ -243,21 +229,43 @@ class WebhookTransport:
         ).encode()
 
     def _post(self, target: Target, headers: Mapping[str, str], content: bytes) -> HttpAnswer:
-        deadline = Deadline(self._clock, self._seconds)
-        key = (target.scheme, target.host, target.port)
-        connection = self._idle.take(key)
-        while connection is not None and not connection.can_follow():
-            connection.end()
-            connection = self._idle.take(key)
-        if connection is None:
-            connection = WebhookConnection(target, self._addresses, self._tls, self._resolver)
+        """Post ``content`` and return the answer, both until the deadline.
+
+        Once the line with its status has come, that status is the answer, whatever is wrong with
+        the rest. Raises PermanentFailure, TemporaryFailure, and PerhapsSent where something was
+        written and no status came. None names the URL or is chained.
+        """
+        exchange = _Exchange(self._clock, self._seconds)
+        # Each operation of a stream is given these as its timeout.
+        timeouts = dict.fromkeys(("connect", "read", "write"), exchange)
+        request = httpcore.Request(
+            "POST",
+            httpcore.URL(
+                scheme=target.scheme, host=target.host, port=target.port, target=target.path
+            ),
+            headers=[("Host", target.authority), *headers.items()],
+            content=content,
+            extensions={"timeout": timeouts},
+        )
         try:
-            return connection.post(target, headers, content, deadline)
-        finally:
-            if connection.can_follow():
-                self._idle.give(connection, key)
-            else:
-                connection.end()
+            with quiet():
+                response = self._connections.handle_request(request)
+        except DeliveryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - httpcore and h11 may raise anything
+            if not exchange.is_used:
+                kind = type(error).__name__
+                raise TemporaryFailure(f"the request was not sent: {kind}") from None
+            if (status := _STATUS.match(exchange.head)) is not None:
+                return HttpAnswer(int(status[1]), {})
+            if isinstance(error, TimeoutError):
+                raise PerhapsSent("no answer came in time") from None
+            raise PerhapsSent("the connection broke before an answer") from None
+        exchange.read_rest_of(response)
+        named = {name.decode("latin-1").lower(): value for name, value in response.headers}
+        return HttpAnswer(
+            response.status, {name: value.decode("latin-1") for name, value in named.items()}
+        )
 
 
 def _checked(headers: object, has_url: bool) -> dict[str, str]:
@@ -285,15 +293,14 @@ def receipt_of(answer: HttpAnswer, *, now: datetime, closes_channel: bool) -> st
     those of all messages. No text quotes the answer, which may quote the message.
     """
     status = answer.status
-    unread = "" if answer.is_whole else ", with headers that cannot be read"
     if 200 <= status < 300:  # noqa: PLR2004 - RFC 9110: successful
         named = (
             f" {name}={answer.headers[name][:_LONGEST_ID]}"
             for name in _REQUEST_IDS
             if answer.headers.get(name)
         )
-        return f"{status}{next(named, unread)}"
-    said = f"the server answered {status}{unread}"
+        return f"{status}{next(named, '')}"
+    said = f"the server answered {status}"
     if 300 <= status < 400:  # noqa: PLR2004 - redirection
         raise PermanentFailure(f"{said}, a redirect; none is followed: give the final URL")
     if status in _OF_GATEWAYS:
@@ -349,124 +356,69 @@ def _key(secret: object) -> bytes:
     return key
 
 
-@dataclass(frozen=True, slots=True)
-class HttpAnswer:
-    """A status and headers, with names in lower case; none where it is not whole."""
+class HttpAnswer(NamedTuple):
+    """A status and headers, with names in lower case; none where they cannot be read."""
 
     status: int
     headers: Mapping[str, str]
-    is_whole: bool = True
 
 
-class WebhookConnection(httpcore.NetworkBackend):
-    """Posts to one host, one request at a time.
+class _Exchange(Deadline):
+    """One request and its answer: how long they may take, and how far they have come."""
 
-    Requests that share a connection would share its end, and leave as many messages with an unknown
-    outcome as were under way. The name is resolved once, every address it has is judged, and the
-    connection goes to one of those: there is no second look that could find something else.
-    """
-
-    def __init__(
-        self, target: Target, addresses: Addresses, tls: ssl.SSLContext, resolve: Resolve
-    ) -> None:
-        self._addresses = addresses
-        self._resolve = resolve
-        self._http = httpcore.HTTPConnection(
-            httpcore.Origin(target.scheme.encode(), target.host.encode(), target.port),
-            ssl_context=tls,
-            network_backend=self,
-        )
-        self.deadline: Deadline
-        self.socket: socket.socket | None = None
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        super().__init__(clock, seconds)
         self.is_used = False
         """Whether anything of the request was written."""
-        self.most = 0
-        """How many bytes may still be read."""
-        self.head: bytearray | None = None
-        """What was read of the answer, until its headers have been."""
-
-    def post(
-        self, target: Target, headers: Mapping[str, str], content: bytes, deadline: Deadline
-    ) -> HttpAnswer:
-        """Post ``content`` and return the answer, both until ``deadline``.
-
-        Once the line with its status has come, that status is the answer, whatever is wrong with
-        the rest. Raises PermanentFailure, TemporaryFailure, and PerhapsSent where something was
-        written and no status came. None names the URL or is chained.
-        """
-        self.deadline = deadline
-        self.is_used = False
-        self.most = _HEAD_BYTES
         self.head = bytearray()
-        url = httpcore.URL(
-            scheme=target.scheme, host=target.host, port=target.port, target=target.path
-        )
-        request = httpcore.Request(
-            "POST", url, headers=[("Host", target.authority), *headers.items()], content=content
-        )
-        try:
-            with quiet():
-                response = self._http.handle_request(request)
-        except DeliveryError:
-            raise
-        except Exception as error:  # noqa: BLE001 - httpcore and h11 may raise anything
-            if not self.is_used:
-                kind = type(error).__name__
-                raise TemporaryFailure(f"the request was not sent: {kind}") from None
-            if (status := _STATUS.match(self.head)) is not None:
-                return HttpAnswer(int(status[1]), {}, is_whole=False)
-            if isinstance(error, TimeoutError):
-                raise PerhapsSent("no answer came in time") from None
-            raise PerhapsSent("the connection broke before an answer") from None
-        self.head = None
-        self._read_rest(response)
-        named = {name.decode("latin-1").lower(): value for name, value in response.headers}
-        return HttpAnswer(
-            response.status, {name: value.decode("latin-1") for name, value in named.items()}
-        )
+        """The beginning of the answer."""
+        self._most = _HEAD_BYTES
 
-    def _read_rest(self, response: httpcore.Response) -> None:
+    def read_from(self, sock: socket.socket, most: int) -> bytes:
+        sock.settimeout(self.left())
+        if self._most <= 0:
+            raise OSError("the answer is too long")
+        read = sock.recv(min(most, _READ))
+        self._most -= len(read)
+        self.head += read
+        return read
+
+    def read_rest_of(self, response: httpcore.Response) -> None:
         """Read a short answer's rest for the next request's sake: the status has decided by now."""
-        self.most = _ANSWER_BYTES
+        self._most = _ANSWER_BYTES
         with suppress(Exception), quiet():  # h11 raises errors of its own for odd bytes
-            seconds = min(_ANSWER_SECONDS, self.deadline.left())
-            self.deadline = Deadline(self.deadline.clock, seconds)
-            for _ in response.iter_stream():
-                pass
-            response.close()
+            try:
+                self.shorten(_ANSWER_SECONDS)
+                for _ in response.iter_stream():
+                    pass
+            finally:
+                response.close()
 
-    def can_follow(self) -> bool:
-        """Whether another request can follow: the other side has said and ended nothing since."""
-        is_open = not self._http.is_closed()  # it is idle also when it never came up
-        return is_open and self._http.is_idle() and not self.is_readable()
 
-    def is_readable(self) -> bool:
-        """Whether the server has sent something unasked, or closed the connection."""
-        if self.socket is None or self.socket.fileno() < 0:
-            return True
-        poll = select.poll()
-        poll.register(self.socket, select.POLLIN)
-        return bool(poll.poll(0))
+class _Network(httpcore.NetworkBackend):
+    """Connects to judged addresses only.
 
-    def end(self) -> None:
-        """Close it, whatever its state."""
-        with suppress(Exception), quiet():
-            self._http.close()
-        if self.socket is not None:
-            self.socket.close()
+    The name is resolved once, every address it has is judged, and the connection goes to one of
+    those: there is no second look that could find something else.
+    """
 
-    def connect_tcp(self, host: str, port: int, *_: object, **__: object) -> httpcore.NetworkStream:
-        """Connect to a judged address of ``host``. Raises what :meth:`post` does."""
-        addresses = self._found(host, port)
+    def __init__(self, addresses: Addresses, resolver: Resolve) -> None:
+        self._addresses = addresses
+        self._resolve = resolver
+
+    def connect_tcp(
+        self, host: str, port: int, timeout: float | None = None, *_: object, **__: object
+    ) -> httpcore.NetworkStream:
+        exchange = cast(_Exchange, timeout)
+        addresses = self._resolved(host, port, exchange)
         if not self._addresses.allow_name(host) and not all(map(self._addresses.allow, addresses)):
             raise PermanentFailure("the host has an address that may not be reached")
         try:
-            self.socket = connect(addresses, port, self.deadline)
+            return _Stream(connect(addresses, port, exchange))
         except OSError as error:
             raise TemporaryFailure(_why(error)) from None
-        return _Stream(self.socket, self)
 
-    def _found(self, host: str, port: int) -> list[str]:
+    def _resolved(self, host: str, port: int, deadline: Deadline) -> list[str]:
         """Resolve in a thread of its own: the system's resolver has no deadline."""
         answers: list[list[str]] = []
 
@@ -477,35 +429,31 @@ class WebhookConnection(httpcore.NetworkBackend):
         thread = threading.Thread(target=ask, name="dispatcher-resolver", daemon=True)
         thread.start()
         with suppress(TimeoutError):
-            thread.join(self.deadline.left())
+            thread.join(deadline.left())
         if not answers or not answers[0]:
             raise TemporaryFailure("the host cannot be resolved")
         return answers[0]
 
 
 class _Stream(httpcore.NetworkStream):
-    """A socket whose every operation ends at the deadline of its connection, whatever is asked."""
+    """A socket whose every operation ends at the deadline of the request that it serves.
 
-    def __init__(self, sock: socket.socket, connection: WebhookConnection) -> None:
+    It carries one request at a time. Requests that share a connection would share its end, and
+    leave as many messages with an unknown outcome as were under way.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        self._connection = connection
 
-    def read(self, max_bytes: int, *_: object, **__: object) -> bytes:
-        self._socket.settimeout(self._connection.deadline.left())
-        if self._connection.most <= 0:
-            raise OSError("the answer is too long")
-        read = self._socket.recv(min(max_bytes, _READ))
-        self._connection.most -= len(read)
-        if self._connection.head is not None:
-            self._connection.head += read
-        return read
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        return cast(_Exchange, timeout).read_from(self._socket, max_bytes)
 
-    def write(self, buffer: bytes, *_: object, **__: object) -> None:
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
         """Write all of it. After a WriteError httpcore looks for an answer nevertheless."""
-        rest = memoryview(buffer)
+        exchange, rest = cast(_Exchange, timeout), memoryview(buffer)
         while rest:
-            self._socket.settimeout(self._connection.deadline.left())
-            self._connection.is_used = True
+            self._socket.settimeout(exchange.left())
+            exchange.is_used = True
             try:
                 rest = rest[self._socket.send(rest) :]
             except TimeoutError:
@@ -517,16 +465,22 @@ class _Stream(httpcore.NetworkStream):
         self,
         ssl_context: ssl.SSLContext,
         server_hostname: str | None = None,
-        *_: object,
-        **__: object,
+        timeout: float | None = None,
     ) -> httpcore.NetworkStream:
         try:
-            self._socket.settimeout(self._connection.deadline.left())
-            wrapped = ssl_context.wrap_socket(self._socket, server_hostname=server_hostname)
+            self._socket.settimeout(cast(_Exchange, timeout).left())
+            return _Stream(ssl_context.wrap_socket(self._socket, server_hostname=server_hostname))
         except (OSError, ValueError) as error:  # a ValueError for a name that it cannot check
+            self._socket.close()
             raise TemporaryFailure(_why(error)) from None
-        self._connection.socket = wrapped
-        return _Stream(wrapped, self._connection)
+
+    def get_extra_info(self, info: str) -> Any:
+        """Tell whether an idle server has sent something unasked, or closed the connection."""
+        if info != "is_readable":
+            return None
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         self._socket.close()
