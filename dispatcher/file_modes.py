@@ -23,15 +23,11 @@ def open_to_others(path: Path) -> bool:
         return False
 
 
-def make_private(folder: Path) -> list[Path]:
-    """Make a folder and its missing parents, each for its owner alone.
-
-    Return the new folders, the innermost first.
-    """
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
-    for each in reversed(missing):
-        each.mkdir(mode=_FOLDER, exist_ok=True)
-    return missing
+def make_private(folder: Path) -> None:
+    """Make a folder and its missing parents, each for its owner alone."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(mode=_FOLDER, exist_ok=True)
 
 
 def close_to_others(paths: Iterable[Path]) -> None:

@@ -6,7 +6,6 @@ import fcntl
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
@@ -24,7 +23,6 @@ class ConsoleTransport:
         self._lock = Lock()
 
     def send(self, message: Message) -> str | None:
-        """Print ``message``."""
         line = f"[{message.channel}] to {message.recipient}: {dump_json(message.body)}"
         with self._lock:
             sys.stdout.write(f"{visible_text(line)}\n")
@@ -43,7 +41,6 @@ class FileTransport:
     def __init__(self, path: Path | str, clock: Clock | None = None) -> None:
         self._path = Path(path)
         self._clock = clock or SystemClock()
-        self._made = make_private(self._path.parent)
 
     def send(self, message: Message) -> str | None:
         """Append ``message``. Raises TemporaryFailure when the disk takes no whole line."""
@@ -58,7 +55,8 @@ class FileTransport:
         }
         line = dump_json(fields).encode() + b"\n"
         try:
-            target = self._open()
+            make_private(self._path.parent)
+            target = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
             try:
                 fcntl.flock(target, fcntl.LOCK_EX)  # until the close
                 size = os.fstat(target).st_size
@@ -73,20 +71,6 @@ class FileTransport:
             raise TemporaryFailure("the disk took only part of the line")
         return None
 
-    def close(self) -> None:
-        """Remove the folders that were made for nothing."""
-        with suppress(OSError):
-            for each in self._made:
-                each.rmdir()
-
-    def _open(self) -> int:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
-        try:
-            return os.open(self._path, flags, 0o600)
-        except FileNotFoundError:
-            make_private(self._path.parent)
-            return os.open(self._path, flags, 0o600)
-
 
 class MemoryTransport:
     """Remembers what was sent in ``sent``.
@@ -99,7 +83,6 @@ class MemoryTransport:
         self.before: Callable[[Message], None] | None = None
 
     def send(self, message: Message) -> str | None:
-        """Remember ``message``."""
         if self.before is not None:
             self.before(message)
         self.sent.append(message)
