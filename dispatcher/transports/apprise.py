@@ -43,13 +43,8 @@ Format = Literal["text", "markdown", "html"]
 class AppriseTransport:
     """Gives each message to the services that the settings name by their Apprise URLs.
 
-    ``urls``: one or more; they hold secrets, so no error and no log shows them. ``{recipient}`` in
-    one, behind its host, is where the recipient of a message is written; without it all messages
-    go to the same place. ``format``: what the text is written in. ``timeout``: seconds for all of a
-    send. Raises InvalidSettings.
-
-    A body is ``{"text": …}`` or ``{"title": …, "text": …}``; with ``format="html"`` it has ``html``
-    instead of ``text``. There are no attachments.
+    The URLs hold secrets, so no error and no log shows them. docs/transports.md says what each
+    option means. Raises InvalidSettings.
     """
 
     def __init__(
@@ -77,25 +72,25 @@ class AppriseTransport:
             storage_mode="memory",
         )
         silence(*_LIBRARIES)
-        self._urls = [self._checked(number, each) for number, each in enumerate(urls)]
+        self._urls = [self._checked(number, url) for number, url in enumerate(urls)]
 
     @classmethod
     def check(cls, recipient: str, body: Body, options: Mapping[str, Any] | None = None) -> None:
         """Refuse a body with other keys or no text, a recipient that fits no URL: InvalidDraft."""
         _title_and_text(body, (options or {}).get("format"))
         urls = (options or {}).get("urls")
-        if isinstance(urls, list | tuple) and any(PLACEHOLDER in str(each) for each in urls):
+        if isinstance(urls, list | tuple) and any(PLACEHOLDER in str(url) for url in urls):
             _check_recipient(recipient)
 
     def send(self, message: Message) -> str | None:
         """Give ``message`` to every service; return which they are.
 
-        Raises PerhapsSent when one of them did not, or they did not end in time: Apprise does not
-        tell a refusal from a line that broke.
+        Raises PerhapsSent when one of them did not take it, or they did not end in time: Apprise
+        does not tell a refusal from a line that broke.
         """
         try:
             title, text = _title_and_text(message.body, self._format)
-            if any(PLACEHOLDER in each for each in self._urls):
+            if any(PLACEHOLDER in url for url in self._urls):
                 _check_recipient(message.recipient)
         except InvalidDraft as refused:
             raise PermanentFailure(str(refused)) from None
@@ -106,21 +101,20 @@ class AppriseTransport:
 
     def _notify(self, recipient: str, title: str, text: str) -> AppriseResult:
         """Notify with services of its own: Apprise's keep threads from using one together."""
-        services = [self._service(each, recipient) for each in self._urls]
-        known = [each for each in services if each is not None]
-        if len(known) < len(services):
-            raise PermanentFailure("a service does not take this recipient")
-        return Apprise(known, asset=self._asset).notify(
-            body=text, title=title, body_format=self._format
-        )
+        services = Apprise(asset=self._asset)
+        for url in self._urls:
+            service = self._service(url, recipient)
+            if service is None:
+                raise PermanentFailure("a service does not take this recipient")
+            services.add(service)
+        return services.notify(body=text, title=title, body_format=self._format)
 
     def _service(self, url: str, recipient: str) -> NotifyBase | None:
         filled = url.replace(PLACEHOLDER, quote(recipient, safe=""))
         service = Apprise.instantiate(filled, asset=self._asset)
         if service is not None:
-            longest = self._seconds
-            service.socket_connect_timeout = min(service.socket_connect_timeout, longest)
-            service.socket_read_timeout = min(service.socket_read_timeout, longest)
+            for name in ("socket_connect_timeout", "socket_read_timeout"):
+                setattr(service, name, min(getattr(service, name), self._seconds))
         return service
 
     def _checked(self, number: int, url: object) -> str:

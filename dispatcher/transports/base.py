@@ -1,8 +1,6 @@
 """What a transport must do and may do, how a channel's settings become one, and what it is asked.
 
-At a submit it is asked about a draft (:class:`Checks`), by the doctor about its provider
-(:func:`probe_all`). A channel names it by a shipped name, an entry point or an import path; it is
-imported then, so that its libraries are needed only where it is used.
+A transport is imported when a channel names it, so its libraries are needed only where it is used.
 """
 
 from __future__ import annotations
@@ -11,12 +9,12 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pkgutil import resolve_name
 from types import SimpleNamespace
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Protocol, cast
 
 from dispatcher.channel import ChannelSettings
 from dispatcher.errors import (
@@ -38,21 +36,15 @@ GROUP = "dispatcher.transports"
 """The entry points by which distributions of others offer transports."""
 
 
-class ShippedTransport(NamedTuple):
-    """Where a transport that ships is, and the extra that installs what it needs."""
-
-    path: str
-    extra: str | None = None
-
-
-SHIPPED = {
-    "console": ShippedTransport("dispatcher.transports.local:ConsoleTransport"),
-    "file": ShippedTransport("dispatcher.transports.local:FileTransport"),
-    "memory": ShippedTransport("dispatcher.transports.local:MemoryTransport"),
-    "smtp": ShippedTransport("dispatcher.transports.smtp:SmtpTransport"),
-    "webhook": ShippedTransport("dispatcher.transports.webhook:WebhookTransport", "webhook"),
-    "apprise": ShippedTransport("dispatcher.transports.apprise:AppriseTransport", "apprise"),
+SHIPPED: dict[str, tuple[str, str | None]] = {
+    "console": ("dispatcher.transports.local:ConsoleTransport", None),
+    "file": ("dispatcher.transports.local:FileTransport", None),
+    "memory": ("dispatcher.transports.local:MemoryTransport", None),
+    "smtp": ("dispatcher.transports.smtp:SmtpTransport", None),
+    "webhook": ("dispatcher.transports.webhook:WebhookTransport", "webhook"),
+    "apprise": ("dispatcher.transports.apprise:AppriseTransport", "apprise"),
 }
+"""Where each transport that ships is, and the extra that installs what it needs."""
 
 
 class Transport(Protocol):
@@ -89,22 +81,19 @@ class Transport(Protocol):
         ...
 
 
-_UNKNOWN = {"_": inspect.Parameter("_", inspect.Parameter.VAR_KEYWORD)}
-
-
 def load(name: str, channel: ChannelSettings, settings: Settings) -> Transport:
     """Make the transport of the channel ``name``. Raises InvalidSettings."""
-    found = find(name, channel.transport)
-    check_of(name, found, channel.options)
-    if inspect.isclass(found):
-        found = _make(name, channel, settings, found)
+    transport = find(name, channel.transport)
+    check_of(name, transport, channel.options)
+    if inspect.isclass(transport):
+        transport = _make(name, channel, settings, transport)
     elif channel.options:
         field = f"channels.{name}.options"
         raise InvalidSettings(field, "given for a transport that is no class", "none")
-    if callable(getattr(found, "send", None)):
-        return cast("Transport", found)
-    if callable(found):
-        return cast("Transport", SimpleNamespace(send=found))
+    if callable(getattr(transport, "send", None)):
+        return cast("Transport", transport)
+    if callable(transport):
+        return cast("Transport", SimpleNamespace(send=transport))
     problem = f"{quoted(channel.transport)} can not be called"
     raise InvalidSettings(f"channels.{name}.transport", problem, accepted_names())
 
@@ -122,48 +111,44 @@ def find(name: str, text: str) -> Any:
         raise InvalidSettings(field, f"there is no transport {quoted(text)}", accepted_names())
     paths = sorted({offer.value for offer in offers})
     if len(paths) > 1:
-        names = ", ".join(f"{offer.value} of {_distribution(offer)}" for offer in offers)
-        problem = f"{transport} is offered more than once: {names}"
+        problem = f"{transport} is offered more than once: {', '.join(map(_origin, offers))}"
         raise InvalidSettings(field, problem, f"the one you mean, as in {paths[0]}")
     try:
         return offers[0].load() if offers else resolve_name(text)
     except Exception as error:
-        origin = f" of {_distribution(offers[0])}" if offers else ""
+        origin = f", {_origin(offers[0])}" if offers else ""
         problem = f"cannot load {quoted(text)}{origin} ({cut(str(error))})"
         raise InvalidSettings(field, problem, accepted_names()) from error
 
 
 def accepted_names() -> str:
     """Return what may stand in a channel's ``transport``, as of now."""
-    offered = {each.name for each in entry_points(group=GROUP)} - SHIPPED.keys()
+    offered = {offer.name for offer in entry_points(group=GROUP)} - SHIPPED.keys()
     names = ", ".join([*SHIPPED, *sorted(offered)])
     return f"{names}, or package.module:attribute of a callable or a class"
 
 
-def _distribution(offer: EntryPoint) -> str:
-    return offer.dist.name if offer.dist else "an unknown distribution"
+def _origin(offer: EntryPoint) -> str:
+    return f"{offer.value} of {offer.dist.name if offer.dist else 'an unknown distribution'}"
 
 
 def _make(
     name: str, channel: ChannelSettings, settings: Settings, factory: Callable[..., Any]
 ) -> Any:
     field = f"channels.{name}.options"
-    options, taken = dict(channel.options), _parameters(factory)
+    options, parameters = dict(channel.options), inspect.signature(factory).parameters
     if channel.transport == "file":
         options.setdefault("path", settings.data_dir / "sent" / f"{name}.jsonl")
-    if "timeout" in taken:
+    if "timeout" in parameters:
         if "timeout" in options and channel.transport in SHIPPED:
             problem = "a timeout, which is that of every transport"
             raise InvalidSettings(field, problem, "transport_timeout instead")
         options.setdefault("timeout", settings.transport_timeout.total_seconds())
-    strange = sorted(options.keys() - taken.keys())
-    if strange and all(each.kind is not each.VAR_KEYWORD for each in taken.values()):
-        accepted = like(strange[0], taken)
+    strange = sorted(options.keys() - parameters.keys())
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    if strange and not takes_any:
+        accepted = like(strange[0], parameters)
         raise InvalidSettings(f"{field}.{strange[0]}", "there is no such option", accepted)
-    for option, each in taken.items():
-        may_be_named = each.kind in {each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY}
-        if may_be_named and each.default is each.empty and option not in options:
-            raise InvalidSettings(f"{field}.{option}", "is missing", "a value: it has no default")
     try:
         return factory(**options)
     except InvalidSettings as error:  # the transport names the option itself
@@ -172,39 +157,31 @@ def _make(
         raise InvalidSettings(field, cut(str(error)), "what the transport takes") from error
 
 
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    try:
-        return inspect.signature(function).parameters
-    except (TypeError, ValueError):  # some classes written in C show none
-        return _UNKNOWN
-
-
 def close_all(transports: Iterable[object]) -> None:
     """Close those that can be closed. What one of them raises keeps no other one open."""
-    for each in transports:
-        close = getattr(each, "close", None)
+    for transport in transports:
+        close = getattr(transport, "close", None)
         if not callable(close):
             continue
         try:
             close()
         except Exception as error:  # noqa: BLE001 - a transport may raise anything
-            log.warning("%s was not closed: %s", type(each).__name__, type(error).__name__)
+            log.warning("%s was not closed: %s", type(transport).__name__, type(error).__name__)
 
 
-def check_of(channel: str, found: Any, options: Mapping[str, Any]) -> Check | None:
+def check_of(channel: str, transport: Any, options: Mapping[str, Any]) -> Check | None:
     """Return the check of a transport. Raises InvalidSettings where it needs an instance."""
-    check = getattr(found, "check", None)
-    if check is None:
-        return None
-    if inspect.isclass(found):
-        raw = inspect.getattr_static(found, "check")
-        if not isinstance(raw, staticmethod | classmethod):
-            field = f"channels.{channel}.transport"
-            problem = f"the check of {found.__name__} needs an instance, and none is made to submit"
-            raise InvalidSettings(field, problem, "a static method or a classmethod")
+    check = getattr(transport, "check", None)
     if not callable(check):
         return None
-    return partial(check, options=options) if "options" in _parameters(check) else check
+    if inspect.isclass(transport):
+        raw = inspect.getattr_static(transport, "check")
+        if not isinstance(raw, staticmethod | classmethod):
+            field, name = f"channels.{channel}.transport", transport.__name__
+            problem = f"the check of {name} needs an instance, and none is made to submit"
+            raise InvalidSettings(field, problem, "a static method or a classmethod")
+    takes_options = "options" in inspect.signature(check).parameters
+    return partial(check, options=options) if takes_options else check
 
 
 class Checks:
@@ -216,13 +193,13 @@ class Checks:
 
     def __init__(self, channels: Mapping[str, ChannelSettings]) -> None:
         self._channels = channels
-        self._found: dict[str, Check | None] = {}
+        self._checks: dict[str, Check | None] = {}
 
     def __call__(self, channel: str, recipient: str, body: Body) -> None:
         """Raise InvalidDraft where the transport says that it could never send this."""
-        if channel not in self._found:
-            self._found[channel] = self._find(channel)
-        check = self._found[channel]
+        if channel not in self._checks:
+            self._checks[channel] = self._find(channel)
+        check = self._checks[channel]
         try:
             if check is not None:
                 check(recipient, body)
@@ -252,38 +229,36 @@ class Checks:
 class Probed:
     """The channels whose providers can be asked: those that answer, and why others do not.
 
-    ``unmade`` are the channels whose transports a worker with these settings cannot make, with the
-    reasons.
+    ``unmade`` says of which channels a worker with these settings cannot make the transport, and
+    why.
     """
 
-    answer: tuple[str, ...]
-    refuse: Mapping[str, str]
-    unmade: Mapping[str, str]
+    answer: list[str] = field(default_factory=list)
+    refuse: dict[str, str] = field(default_factory=dict)
+    unmade: dict[str, str] = field(default_factory=dict)
 
 
 def probe_all(settings: Settings) -> Probed:
     """Make every transport as a worker does, and probe it. Raises nothing of theirs."""
-    answer: list[str] = []
-    refuse: dict[str, str] = {}
-    unmade: dict[str, str] = {}
+    probed = Probed()
     for name, channel in settings.channels.items():
         try:
             transport = load(name, channel, settings)
-        except InvalidSettings as error:
-            unmade[name] = str(error)
-            continue
-        except Exception as error:  # noqa: BLE001 - it may raise anything, secrets in its text
-            unmade[name] = type(error).__name__
+        except Exception as error:  # noqa: BLE001 - it may raise anything
+            probed.unmade[name] = _reason(error, InvalidSettings)
             continue
         probe = getattr(transport, "probe", None)
         if callable(probe):
             try:
                 probe()
-            except DeliveryError as error:
-                refuse[name] = str(error) or type(error).__name__
-            except Exception as error:  # noqa: BLE001 - it may raise anything, as above
-                refuse[name] = type(error).__name__
+            except Exception as error:  # noqa: BLE001 - as above
+                probed.refuse[name] = _reason(error, DeliveryError)
             else:
-                answer.append(name)
+                probed.answer.append(name)
         close_all([transport])
-    return Probed(tuple(answer), refuse, unmade)
+    return probed
+
+
+def _reason(error: Exception, named: type[Exception]) -> str:
+    """Return the text of an error of that kind; the texts of others may hold secrets."""
+    return (isinstance(error, named) and str(error)) or type(error).__name__
