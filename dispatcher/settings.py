@@ -13,11 +13,10 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from datetime import timedelta
 from difflib import get_close_matches
 from functools import cached_property
-from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import parse_qsl, quote, urlencode
@@ -31,7 +30,6 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -78,10 +76,6 @@ _REDIS_OPTION = re.compile(
     r"db|(sentinel_)?(username|password)|client_name|lib_(name|version)|ssl_\w+|max_connections|"
     r"health_check_interval|retry_on_timeout|socket_(timeout|connect_timeout|keepalive|read_size)"
 )
-_REDIS_VALUES = {
-    "client_name": (r"[!-~]+", "printable ASCII without blanks"),
-    "ssl_cert_reqs": ("none|optional|required", "none, optional or required"),
-}
 _LONGEST_SOCKET_PATH = 100  # sun_path holds 108 bytes on Linux, 104 on macOS
 _ALIKE = 0.85
 _NO_SUCH = "there is no such setting"
@@ -121,18 +115,15 @@ _SENTENCES = {
 def _read_redis_url(url: str) -> str:
     """Take over the options that a URL has for other clients. Raises InvalidSettings."""
     options = []
-    for name, given in _options_of(url):
+    for name, value in _options_of(url):
         if _FORM_OF_REPLIES.fullmatch(name):  # meant for another program that has the same URL
             continue
         if not _REDIS_OPTION.fullmatch(name):
             problem = f"its option {quoted(name)} cannot be taken over"
             raise InvalidSettings("redis_url", problem, "a URL without it")
         # Celery writes CERT_NONE
-        value = given.lower().removeprefix("cert_") if name == "ssl_cert_reqs" else given
-        form, accepted = _REDIS_VALUES.get(name, ("(?s:.*)", ""))
-        if not re.fullmatch(form, value):
-            raise InvalidSettings("redis_url", f"its option {name} is {quoted(value)}", accepted)
-        options.append((name, value))
+        is_enum = name == "ssl_cert_reqs"
+        options.append((name, value.lower().removeprefix("cert_") if is_enum else value))
     return _with_options(url, options)
 
 
@@ -185,12 +176,12 @@ class Settings(BaseSettings):
         repr=False,
     )
     """SQLAlchemy URL of the store (SQLite, PostgreSQL or MariaDB)."""
-    table_prefix: str = TABLE_PREFIX
+    table_prefix: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]{0,19}$")] = TABLE_PREFIX
     """First part of the name of every table, constraint and index: a-z, 0-9 and _, at most 20.
 
     Another prefix is another store: rows under the old names stay there.
     """
-    table_schema: str = ""
+    table_schema: Annotated[str, Field(pattern=r"^([a-z_][a-z0-9_]{0,62})?$")] = ""
     """PostgreSQL: the schema of the tables; ``dispatcher migrate`` makes it. Empty: the
     first one of the connection's ``search_path``. SQLite and MariaDB have none.
     """
@@ -234,7 +225,7 @@ class Settings(BaseSettings):
     zone: str = "UTC"
     """Zone of messages that name none."""
 
-    max_horizon: Length = timedelta(days=5 * 366)
+    max_horizon: Annotated[Length, Field(le=_FARTHEST)] = timedelta(days=5 * 366)
     """How far ahead a message may be submitted."""
     body_max_bytes: Annotated[int, Field(ge=2, le=16 * 1024 * 1024)] = 64 * 1024
     """Most bytes of a body, as JSON in UTF-8."""
@@ -317,9 +308,7 @@ class Settings(BaseSettings):
         {…}`` keeps them. It also raises for a variable of the environment that is almost the name
         of a setting.
         """
-        wrong = _misspelt(os.environ, PREFIX, cls.model_fields)
-        if wrong is not None:
-            raise InvalidSettings(*wrong)
+        _check_variables(cls.model_fields)
         try:
             return cls(**overrides)
         except SettingsError as error:
@@ -327,16 +316,7 @@ class Settings(BaseSettings):
             field = named[1] if named else "settings"
             raise InvalidSettings(field, "cannot be read", "text, or JSON for a list") from None
         except ValidationError as error:
-            errors = error.errors(include_input=False, include_url=False)
-            first = errors[0]
-            field = ".".join(str(part) for part in first["loc"]) or "settings"
-            cause = first.get("ctx", {}).get("error")
-            if isinstance(cause, InvalidValue):
-                at = field if first["loc"] else cause.field
-                raise InvalidSettings(at, cause.problem, cause.accepted) from None
-            tables = {"channels": ChannelSettings.model_fields, "scopes": ScopeKind.model_fields}
-            said = _first_of(errors, {"": cls.model_fields} | tables)
-            raise InvalidSettings(*said) from None
+            raise _refusal(error, cls.model_fields) from None
 
     @classmethod
     def settings_customise_sources(
@@ -432,7 +412,11 @@ class Settings(BaseSettings):
     def _check_relations(self) -> Self:
         _require(self.channels != {}, "channels", "none", "at least one channel")
         _require(self.quotas != (), "quotas", "none", "at least one quota")
-        self._check_tables()
+        _require(
+            not self.table_schema or re.match(r"postgres(ql)?[+:]", self.database_url) is not None,
+            "table_schema", "set, but database_url is not PostgreSQL's",
+            "none: SQLite and MariaDB have no schemas; table_prefix tells tables apart",
+        )  # fmt: skip
         for name in self.channels:
             _check_name("channels", name)
         self._check_status_channel()
@@ -441,13 +425,6 @@ class Settings(BaseSettings):
             "broker_url", "by default redis_url, and Celery takes no cluster and no such sentinels",
             "the URL of a RabbitMQ (amqp://…), or of a Redis that is one server",
         )  # fmt: skip
-        _require(
-            not self.broker_url.startswith("unix:"),
-            "broker_url", "Celery has no unix://", "redis+socket:///path of the socket",
-        )  # fmt: skip
-        if "broker_url" in self.model_fields_set:
-            _require("://" in self.broker_url, "broker_url", "is no URL", "redis://… or amqp://…")
-        self._in_order("transport_timeout", "claim_ttl")
         _require(
             self.claim_ttl - self.transport_timeout >= _CLAIM_SPARE,
             "transport_timeout", f"{self.transport_timeout} against claim_ttl {self.claim_ttl}",
@@ -466,10 +443,6 @@ class Settings(BaseSettings):
         self._in_order("enqueue_grace", "overdue_after")
         self._in_order("settle", "reconcile_grace")
         self._in_order("settle", "transaction_grace")
-        _require(
-            timedelta(0) < self.max_horizon <= _FARTHEST,
-            "max_horizon", f"{self.max_horizon}", f"more than 0 and at most {_FARTHEST.days} days",
-        )  # fmt: skip
         for kind in self.scopes:
             _check_name("scopes", kind)
             _require(
@@ -477,81 +450,50 @@ class Settings(BaseSettings):
                 f"another one than {', '.join(RESERVED_KINDS)}, which every message has",
             )  # fmt: skip
         zones.rules(self.zone)
-        for length, field, each in self._longest_first():
-            if isinstance(each, Quota):
+        self._check_rules("quotas", self.quotas)
+        for name, channel in self.channels.items():
+            self._check_rules(f"channels.{name}.quotas", channel.quotas)
+            self._check_rules(f"channels.{name}.recipient_quotas", channel.recipient_quotas)
+            self._check_rules(f"channels.{name}.limits", channel.limits)
+        for kind, scopes in self.scopes.items():
+            self._check_rules(f"scopes.{kind}.quotas", scopes.quotas)
+        return self
+
+    def _check_rules(self, field: str, rules: Iterable[AnyQuota | AnyLimit]) -> None:
+        """Raise InvalidSettings for a quota or a limit of a length that has no room."""
+        for rule in rules:
+            length_ms = rule.length_ms if isinstance(rule, Quota | Limit) else rule.longest_ms
+            length = timedelta(milliseconds=length_ms)
+            if isinstance(rule, Quota):
                 _require(
                     length <= self.max_horizon,
-                    field, f"{each} is longer than max_horizon {self.max_horizon}",
+                    field, f"{rule} is longer than max_horizon {self.max_horizon}",
                     "a quota whose length a message can be submitted ahead",
                 )  # fmt: skip
             needed = length + timedelta(hours=1)
             _require(
                 self.retention > needed,
-                "retention", f"{self.retention} is too short for {each} of {field}",
+                "retention", f"{self.retention} is too short for {rule} of {field}",
                 f"more than {needed}, or messages that still count would be deleted",
             )  # fmt: skip
-        return self
-
-    def _longest_first(self) -> list[tuple[timedelta, str, AnyQuota | AnyLimit]]:
-        """Return every quota and limit with its length and its setting, the longest first."""
-        by_setting: dict[str, Sequence[AnyQuota | AnyLimit]] = {"quotas": self.quotas}
-        for name, channel in self.channels.items():
-            path = f"channels.{name}"
-            by_setting[f"{path}.quotas"] = channel.quotas
-            by_setting[f"{path}.recipient_quotas"] = channel.recipient_quotas
-            by_setting[f"{path}.limits"] = channel.limits
-        by_setting |= {f"scopes.{name}.quotas": kind.quotas for name, kind in self.scopes.items()}
-        found = [
-            (_length_of(each), field, each) for field, rules in by_setting.items() for each in rules
-        ]
-        return sorted(found, key=itemgetter(0), reverse=True)
-
-    def _check_tables(self) -> None:
-        _require(
-            re.fullmatch(r"(?!sqlite_)[a-z_][a-z0-9_]{0,19}", self.table_prefix) is not None,
-            "table_prefix", f"{self.table_prefix[:80]!r}",
-            "a-z, 0-9 and _, not first a digit, at most 20, not sqlite_",
-        )  # fmt: skip
-        schema = self.table_schema
-        if not schema:
-            return
-        _require(
-            re.fullmatch(r"(?!pg_)[a-z_][a-z0-9_]{0,62}", schema) is not None,
-            "table_schema", f"{schema[:80]!r}",
-            "a-z, 0-9 and _, not first a digit, at most 63, not pg_",
-        )  # fmt: skip
-        _require(
-            re.match(r"postgres(ql)?[+:]", self.database_url) is not None,
-            "table_schema", "set, but database_url is not PostgreSQL's",
-            "none: SQLite and MariaDB have no schemas; table_prefix tells tables apart",
-        )  # fmt: skip
 
     def _check_status_channel(self) -> None:
-        name = self.status_channel
-        if not name:
-            return
-        _require(name in self.channels, "status_channel", f"there is no channel {quoted(name)}",
-                 f"one of {', '.join(self.channels)}")  # fmt: skip
-        channel = self.channels[name]
-        _require(
-            channel.transport == "webhook" and channel.options.get("payload") == "body",
-            "status_channel", f"{quoted(name)} posts no bodies to URLs",
-            'a channel with transport = "webhook" and options.payload = "body"',
-        )  # fmt: skip
-        _require(
-            channel.options.get("url") is None,
-            "status_channel", f"{quoted(name)} has a url, to which all would go",
-            "a channel without one",
-        )  # fmt: skip
-        _require(channel.catch_up == "send", "status_channel",
-                 f"{quoted(name)} does not send what is overdue", 'catch_up = "send"')  # fmt: skip
+        channel = self.channels.get(self.status_channel)
+        if self.status_channel:
+            options = {} if channel is None else channel.options
+            _require(
+                channel is not None
+                and (channel.transport, channel.catch_up) == ("webhook", "send")
+                and options.get("payload") == "body"
+                and options.get("url") is None,
+                "status_channel", f"{quoted(self.status_channel)} cannot carry status webhooks",
+                'a channel with transport = "webhook" and options.payload = "body", whose options '
+                'have no url, and whose catch_up is "send"',
+            )  # fmt: skip
 
     def _in_order(self, lesser: str, greater: str) -> None:
         low, high = getattr(self, lesser), getattr(self, greater)
-        _require(
-            timedelta(0) < low < high,
-            lesser, f"{low} against {greater} {high}", f"above 0 and below {greater}",
-        )  # fmt: skip
+        _require(low < high, lesser, f"{low} against {greater} {high}", f"below {greater}")
 
 
 def config_file() -> Path:
@@ -589,11 +531,6 @@ def _several(url: str) -> str:
     return found[1] if found else ""
 
 
-def _length_of(rule: AnyQuota | AnyLimit) -> timedelta:
-    length_ms = rule.length_ms if isinstance(rule, Quota | Limit) else rule.longest_ms
-    return timedelta(milliseconds=length_ms)
-
-
 def _require(holds: bool, field: str, problem: str, accepted: str) -> None:
     if not holds:
         raise InvalidSettings(field, problem, accepted)
@@ -614,37 +551,38 @@ def _default_broker_url(redis_url: str, data_dir: Path) -> str:
     return re.sub(r"^unix://", "redis+socket://", _with_options(redis_url, of_tls))
 
 
-def _first_of(
-    errors: Iterable[ErrorDetails], names: Mapping[str, Collection[str]]
-) -> tuple[str, str, str]:
-    """Return field, problem and accepted values of the error that explains most.
-
-    ``names`` are the names of settings: at the top under ``""``, and by kind of table.
-    """
+def _refusal(error: ValidationError, fields: Collection[str]) -> InvalidSettings:
+    """Return the error of the setting that explains most."""
     # A misspelt name is often missing under its right one.
-    each = min(errors, key=lambda error: error["type"] != "extra_forbidden")
-    path = [str(part) for part in each["loc"]]
+    first = min(
+        error.errors(include_input=False, include_url=False),
+        key=lambda details: details["type"] != "extra_forbidden",
+    )
+    path = [str(part) for part in first["loc"]]
     field = ".".join(path) or "settings"
-    if each["type"] == "extra_forbidden":
-        there = names.get(path[0] if len(path) > 1 else "", ())
-        return field, _NO_SUCH, like(path[-1], there)
-    return field, *sentence_of(each["type"], each.get("ctx", {}), each["msg"])
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, InvalidValue):
+        return InvalidSettings(field if path else cause.field, cause.problem, cause.accepted)
+    if first["type"] != "extra_forbidden":
+        return InvalidSettings(
+            field, *sentence_of(first["type"], first.get("ctx", {}), first["msg"])
+        )
+    tables = {"channels": ChannelSettings.model_fields, "scopes": ScopeKind.model_fields}
+    known = tables.get(path[0], ()) if len(path) > 1 else fields
+    return InvalidSettings(field, _NO_SUCH, like(path[-1], known))
 
 
-def _misspelt(
-    variables: Iterable[str], prefix: str, names: Collection[str]
-) -> tuple[str, str, str] | None:
-    """Return the same for a variable whose name is almost that of a setting, else None.
+def _check_variables(fields: Collection[str]) -> None:
+    """Raise InvalidSettings for a variable whose name is almost that of a setting.
 
     Other variables with our prefix are ignored: Kubernetes sets some for a service of that name.
     """
-    for variable in variables:
-        name = variable.removeprefix(prefix).split("__")[0].lower()
-        if variable.startswith(prefix) and name not in names:
-            near = get_close_matches(name, names, 1, _ALIKE)
+    for variable in os.environ:
+        name = variable.removeprefix(PREFIX).split("__")[0].lower()
+        if variable.startswith(PREFIX) and name not in fields:
+            near = get_close_matches(name, fields, 1, _ALIKE)
             if near:
-                return variable, _NO_SUCH, prefix + near[0].upper()
-    return None
+                raise InvalidSettings(variable, _NO_SUCH, PREFIX + near[0].upper())
 
 
 def like(name: str, names: Collection[str]) -> str:

@@ -138,10 +138,10 @@ def _master_of(nodes: _Nodes, options: dict[str, Any]) -> redis.Redis:
 
 
 def _check_options(connection: type[Any], options: dict[str, Any]) -> None:
-    """Raise ValueError for an option in a URL that redis-py's connections do not have."""
+    """Raise ValueError for an option in a URL that redis-py's connections do not take."""
     try:
         connection(**options)  # it does not connect
-    except TypeError as error:
+    except (TypeError, redis.RedisError) as error:
         raise ValueError from error
 
 

@@ -97,36 +97,33 @@ def reported_by(status: dict[str, Any] | None) -> dict[str, Any]:
         ("quotas: is no list; accepted: a list;", {"quotas": 5}),
         ("horizon: is out of range; accepted: more than 0 seconds", {"horizon": -1}),
         ("shards: is out of range; accepted: at least 1", {"shards": 0}),
-        ("shards: is out of range; accepted: at most 1024", {"shards": 9999}),
         ("shards: is no whole number; accepted: a whole number", {"shards": "x"}),
         ("log_format: is not an accepted value; accepted: 'console'", {"log_format": "xml"}),
         ("redis_url: is no text; accepted: a text", {"redis_url": 5}),
-        ("redis_url: is no text", {"redis_url": [f"redis://u:{SECRET}@h/0"]}),
-        ("database_url: is no text", {"database_url": {"url": SECRET}}),
-        ("broker_url: Celery has no unix://; accepted: redis+socket:///path of the socket",
-         {"broker_url": "unix:///run/redis.sock"}),
-        ("broker_url: is no URL; accepted: redis://… or amqp://…", {"broker_url": "localhost"}),
+        ("redis_url", {"redis_url": [f"redis://u:{SECRET}@h/0"]}),
+        ("database_url", {"database_url": {"url": SECRET}}),
         ("channels: is no table; accepted: a table", {"channels": []}),
-        ("channels.sms: is no table; accepted: a table", {"channels": {"sms": 3}}),
+        ("channels.sms", {"channels": {"sms": 3}}),
         ("channels.sms.options", {"channels": channel(options=SECRET)}),
         ("channels.sms.token", {"channels": channel(token=SECRET)}),
         ("shards", {"redis_url": f"redis://u:{SECRET}@h/0", "shards": 0}),
         ("horizon: is no length; accepted: seconds, or a number and a unit", {"horizon": None}),
         # channels of the status webhooks that could tell nobody
-        ("status_channel: there is no channel 'status';", reported_by(None)),
-        ("status_channel: 'status' posts no bodies to URLs;", reported_by({"transport": "memory"})),
-        ("status_channel: 'status' posts no bodies to URLs;", reported_by({})),
-        ("status_channel: 'status' posts no bodies to URLs;",
-         reported_by({"options": {"payload": "message"}})),
-        ("status_channel: 'status' has a url, to which all would go;",
-         reported_by({"options": {"payload": "body", "url": "https://a.example"}})),
-        ("status_channel: 'status' does not send what is overdue;",
-         reported_by({"options": {"payload": "body"}, "catch_up": "expire"})),
+        *(
+            ("status_channel: 'status' cannot carry status webhooks;", reported_by(status))
+            for status in (
+                None,
+                {"transport": "memory", "options": {"payload": "body"}},
+                {"options": {"payload": "message"}},
+                {"options": {"payload": "body", "url": "https://a.example"}},
+                {"options": {"payload": "body"}, "catch_up": "expire"},
+            )
+        ),
         # a retention that is too short for the longest rule
         ("retention: is too short for 10/3 day of quotas;",
          {"retention": "2 days", "quotas": ["1/minute", "10/3 day"]}),
         ("retention: is too short for 9/week of channels.sms.quotas;",
-         {"retention": "2 days", "channels": channel(quotas=["5/2 day", "9/week"])}),
+         {"retention": "2 days", "channels": channel(quotas=["5/1 day", "9/week"])}),
         ("retention: is too short for 9/day in UTC of channels.sms.recipient_quotas;",
          {"retention": "2 days", "channels": channel(recipient_quotas=["9/day in UTC"])}),
         ("retention: is too short for 9/month in UTC of channels.sms.limits;",
@@ -140,11 +137,11 @@ def reported_by(status: dict[str, Any] | None) -> dict[str, Any]:
         ("queue", {"queue": "a b"}),
         *(
             ("table_prefix", {"table_prefix": prefix})
-            for prefix in ("", "a" * 21, "1_", "Crm_", "c-", "ä_", "sqlite_x_", 'a"', "a ")
+            for prefix in ("", "a" * 21, "1_", "Crm_", "c-", "ä_", 'a"', "a ")
         ),
         *(
             ("table_schema", {"table_schema": schema, "database_url": f"postgresql://{SECRET}@h"})
-            for schema in ("a" * 64, "pg_own", "Crm", "crm.sub", 'crm"')
+            for schema in ("a" * 64, "Crm", "crm.sub", 'crm"')
         ),
         *(
             ("table_schema", {"table_schema": "crm", "database_url": f"{url}://{SECRET}@h/d"})
