@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -45,9 +47,6 @@ else:  # typing has no defaults of type variables before Python 3.13, and only c
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-_Path = tuple[int | str, ...]
 REF_TEMPLATE = "#/$defs/{model}"
 """Where a JSON Schema that stands alone keeps the schemas of its parts."""
 
@@ -63,7 +62,7 @@ _NO_WORDS = frozenset({"default", "metadata"})
 _PLAIN = (str, int, float, bytes, date, time, timedelta, Decimal, Enum, UUID)
 """Types of values that nobody can change; a datetime is a date."""
 _ACCEPTED = "a model of pydantic, a dataclass or a TypedDict"
-_SHOULD = {" should be ": "", " should have ": "", " should match ": "what matches "}
+_SHOULD = re.compile(r"^.*? should (be |have )")
 
 
 @final
@@ -123,10 +122,11 @@ class BodyType:
         An instance of a model has been validated when it was made, and one of a dataclass has not.
         Raises InvalidDraft.
         """
-
-        def written() -> tuple[Any, Any]:
-            if is_dataclass(body) and not (
-                isinstance(body, type) or is_pydantic_dataclass(type(body))
+        with self._refusing():
+            if (
+                is_dataclass(body)
+                and not isinstance(body, type)
+                and not is_pydantic_dataclass(type(body))
             ):
                 value = self._adapter.validate_python(asdict(body), by_name=True, by_alias=True)
             else:
@@ -135,14 +135,13 @@ class BodyType:
             made = _made(value)
             return whole, self._write(value, exclude=made) if made else whole
 
-        return self._guarded(written)
-
     def read_json(self, text: str) -> Any:
         """Validate a body that is JSON; return its JSON as the type writes it.
 
         Raises InvalidDraft.
         """
-        return self._guarded(lambda: self._write(self._adapter.validate_json(text)))
+        with self._refusing():
+            return self._write(self._adapter.validate_json(text))
 
     def json_schema(self, ref_template: str = REF_TEMPLATE) -> dict[str, Any]:
         """Return the JSON Schema of what :meth:`read_json` accepts. Raises InvalidValue."""
@@ -157,9 +156,11 @@ class BodyType:
             value, mode="json", by_alias=True, warnings="error", exclude=exclude
         )
 
-    def _guarded(self, work: Callable[[], T]) -> T:
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Raise InvalidDraft for each error of the type."""
         try:
-            return work()
+            yield
         except ValidationError as error:
             raise self._refusal(error) from None
         except PydanticSerializationError:
@@ -177,17 +178,15 @@ class BodyType:
     def _refusal(self, error: ValidationError) -> InvalidDraft:
         """Return the error for the first wrong field, without its value."""
         # A misspelt name is often missing under its right one.
-        found = min(
-            error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden"
+        first = min(
+            error.errors(include_url=False),
+            key=lambda details: details["type"] != "extra_forbidden",
         )
-        path = found["loc"]
-        is_about_key = _OF_KEY in path or found["type"] == "invalid_key"
-        path = tuple(each for each in path if each != _OF_KEY)
-        field = self._field(path[:-1]) + _OF_KEY if is_about_key and path else self._field(path)
-        return InvalidDraft(field, *self._sentence(found))
-
-    def _field(self, path: _Path) -> str:
-        return "body" + "".join(map(self._step, path))
+        steps = [step for step in first["loc"] if step != _OF_KEY]
+        names = [self._step(step) for step in steps]
+        if steps and (len(steps) < len(first["loc"]) or first["type"] == "invalid_key"):
+            names[-1] = _OF_KEY  # it is about a key
+        return InvalidDraft("body" + "".join(names), *self._sentence(first))
 
     def _step(self, step: int | str) -> str:
         """Return a step into a body: a word of the type or an index, but no key of the caller's."""
@@ -217,9 +216,9 @@ class BodyType:
                 words.add(part.__name__)
         return frozenset(words), has_numbers
 
-    def _sentence(self, found: ErrorDetails) -> tuple[str, str]:
+    def _sentence(self, details: ErrorDetails) -> tuple[str, str]:
         """Return the problem and what is accepted instead."""
-        kind, cause = found["type"], found.get("ctx", {}).get("error")
+        kind, cause = details["type"], details.get("ctx", {}).get("error")
         if isinstance(cause, InvalidValue):  # a validator's own sentence
             return cause.problem, cause.accepted
         if kind == "missing":
@@ -228,14 +227,10 @@ class BodyType:
             return "is unknown", f"the fields of {self._name}"
         if kind not in _KINDS or kind in _QUOTING or isinstance(cause, BaseException):
             return f"a validator refuses it ({cut(kind, 40)})", f"what {self._name} accepts"
-        text = found["msg"]
+        text = details["msg"]
         if cause is not None:
             text = text.partition(", ")[0].partition(": ")[0]  # the rest may quote the value
-        for each, instead in _SHOULD.items():
-            rest = text.partition(each)[2]
-            if rest:
-                return kind_of(found["input"]), cut(f"{instead}{rest}")
-        return kind_of(found["input"]), cut(text)
+        return kind_of(details["input"]), cut(_SHOULD.sub("", text))
 
 
 class BodyTypes:
@@ -246,7 +241,7 @@ class BodyTypes:
 
     def __init__(self, paths: Mapping[str, str]) -> None:
         self._paths = {channel: path for channel, path in paths.items() if path}
-        self._found: dict[str, BodyType] = {}
+        self._loaded: dict[str, BodyType] = {}
 
     @property
     def channels(self) -> tuple[str, ...]:
@@ -257,23 +252,23 @@ class BodyTypes:
         """Return the type of a channel's bodies, or None. Raises InvalidSettings."""
         if not isinstance(channel, str) or channel not in self._paths:
             return None
-        if channel not in self._found:
+        if channel not in self._loaded:
             setting, accepted = _setting(channel), f"package.module:attribute of {_ACCEPTED}"
-            found = load_named(setting, self._paths[channel], accepted)
+            type_ = load_named(setting, self._paths[channel], accepted)
             try:
-                self._found[channel] = BodyType(found)
+                self._loaded[channel] = BodyType(type_)
             except InvalidValue as error:
                 raise InvalidSettings(setting, error.problem, error.accepted) from error
-        return self._found[channel]
+        return self._loaded[channel]
 
     def json_schema(self, channel: str, ref_template: str = REF_TEMPLATE) -> dict[str, Any]:
         """Return the JSON Schema of a channel's bodies, any object where it has no type.
 
         Raises InvalidSettings.
         """
-        found = self.of(channel)
+        body_type = self.of(channel)
         try:
-            return {"type": "object"} if found is None else found.json_schema(ref_template)
+            return body_type.json_schema(ref_template) if body_type else {"type": "object"}
         except InvalidValue as error:
             raise InvalidSettings(_setting(channel), error.problem, error.accepted) from error
 
@@ -292,22 +287,22 @@ def _made(value: object) -> dict[Any, Any]:
     """
     if isinstance(value, RootModel):
         return _made(value.root)
-    found: dict[Any, Any] = {}
+    made: dict[Any, Any] = {}
     parts: Iterable[tuple[Any, object]] = ()
     if isinstance(value, BaseModel):
         parts = vars(value).items()
         for name, info in type(value).model_fields.items():
             is_made = info.default_factory is not None and name not in value.model_fields_set
             if is_made and isinstance(vars(value).get(name), _PLAIN):
-                found[name] = True
+                made[name] = True
     elif isinstance(value, Mapping):
-        parts = ((key, each) for key, each in value.items() if isinstance(key, str))
+        parts = ((key, part) for key, part in value.items() if isinstance(key, str))
     elif isinstance(value, list | tuple):
         parts = enumerate(value)
     for name, part in parts:
-        if name not in found and (inner := _made(part)):
-            found[name] = inner
-    return found
+        if name not in made and (inner := _made(part)):
+            made[name] = inner
+    return made
 
 
 def _setting(channel: str) -> str:

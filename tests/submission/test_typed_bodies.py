@@ -165,7 +165,7 @@ WRONG: list[tuple[Channel[Any], Any, tuple[str, str, str]]] = [
     (
         Channel[CodeBody]("memory"),
         CodeBody(Code("4711 ")),
-        ("body.code.digits", "a str", r"what matches pattern '^\d+$'"),
+        ("body.code.digits", "a str", r"String should match pattern '^\d+$'"),
     ),
     (
         Channel[PushBody]("memory"),
