@@ -146,44 +146,22 @@ __all__ = [
     "install",
 ]
 
-_MODULES = {
-    "body_types": ("Channel",),
-    "channel": ("ChannelSettings",),
-    "client": ("Dispatcher",),
-    "limiters.permits": ("ChannelFill", "LimitFill"),
-    "message": (
-        "Attempt", "Draft", "Message", "Outcome", "Plan", "Progress", "Rejection", "Status"
-    ),
-    "operations.overview": (
-        "ChannelLoad", "FullestQuota", "LoadToCome", "LoadedMinute", "Overview", "Top", "Tops",
-    ),
-    "operations.verification": ("Difference", "Fault", "Verified"),
-    "reservation": ("LastRefusal", "Refusals", "RuleRefusals", "Timeline"),
-    "selection": ("Page", "Wanted"),
-    "settings": ("Settings",),
-    "store.listing": ("Counts", "Load", "OverdueFigure"),
-    "store.lists": ("Pause", "Suppression"),
-    "submission.erasure": ("Erased",),
-    "submission.story": ("Reservation", "Story"),
-    "telemetry.liveness": ("Sign",),
-    "celery.install": ("install",),
-}  # fmt: skip
-"""The modules of the public names; the others are errors. Their first use imports the module."""
-
-_MODULE_OF = dict.fromkeys(__all__, "errors") | {
-    name: module for module, names in _MODULES.items() for name in names
-}
+_MODULES = (
+    "errors", "message", "selection", "body_types", "channel", "settings", "celery.install",
+    "limiters.permits", "reservation", "client", "operations.overview", "operations.verification",
+    "store.listing", "store.lists", "submission.erasure", "submission.story", "telemetry.liveness",
+)  # fmt: skip
+"""The modules of the public names, the light ones first: the first use of a name looks for it."""
 
 
 if not typing.TYPE_CHECKING:  # with it a type checker would accept any name
 
     def __getattr__(name: str) -> object:
-        module = _MODULE_OF.get(name)
-        if module is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-        found = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-        globals()[name] = found
-        return found
+        for module in _MODULES if name in __all__ else ():
+            names = vars(importlib.import_module(f"{__name__}.{module}"))
+            if name in names:
+                return globals().setdefault(name, names[name])
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
 
 
 def __dir__() -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import logging
-import math
 import os
 import shutil
 import subprocess
@@ -21,16 +20,15 @@ from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
+from typing import Any, ClassVar
 
 import redis
 from celery.utils.imports import cwd_in_path
-from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource
 
 from dispatcher.app import App
 from dispatcher.errors import EmbeddedUnavailable
 from dispatcher.extras import install_line
-from dispatcher.file_modes import PRIVATE_UMASK, close_to_others, make_private
+from dispatcher.file_modes import PRIVATE_UMASK, make_private
 from dispatcher.settings import (
     CONFIG_VARIABLE,
     PARENT_VARIABLE,
@@ -45,14 +43,8 @@ START_SECONDS = 20.0
 STOP_SECONDS = 15.0
 _POLL_SECONDS = 0.05
 _RESTART_SECONDS = 1.0
-_NOTICE_SECONDS = 60.0
 _LOG_END_BYTES = 2_000
 _DATABASE = "dispatcher.db"
-_FILES = (
-    _DATABASE, f"{_DATABASE}-wal", f"{_DATABASE}-shm", "lock", "logs", "nothing.toml", "redis",
-    "sent",
-)  # fmt: skip
-"""The files and folders that an environment writes into its folder."""
 _REDIS_OPTIONS = {
     "appendonly": "yes",
     "appendfsync": "everysec",
@@ -168,21 +160,22 @@ def redis_server() -> str:
         bundled = Path(spec.origin).parent / "bin" / "redis-server"
         if os.access(bundled, os.X_OK):
             return str(bundled)
-    found = shutil.which("redis-server")
-    if found is None:
+    on_path = shutil.which("redis-server")
+    if on_path is None:
         raise EmbeddedUnavailable(
             f"no redis-server found; {install_line('embedded')}, or put a redis-server on PATH"
         )
-    return found
+    return on_path
 
 
 def redis_command(folder: Path, socket: Path, options: Mapping[str, str]) -> list[str]:
     """Return the command of a Redis with its data in ``folder`` that listens only on ``socket``."""
-    every = {
+    settings = {
         "dir": str(folder), "port": "0", "unixsocket": str(socket), "unixsocketperm": "700",
         "save": "", **options,
     }  # fmt: skip
-    return [redis_server(), *(word for name in every for word in (f"--{name}", every[name]))]
+    words = [word for name, value in settings.items() for word in (f"--{name}", value)]
+    return [redis_server(), *words]
 
 
 def _load(path: Path, overrides: dict[str, Any]) -> Settings:
@@ -190,40 +183,23 @@ def _load(path: Path, overrides: dict[str, Any]) -> Settings:
     taken = sorted(addresses.keys() & overrides.keys())
     if taken:
         raise TypeError(f"{', '.join(taken)}: an embedded environment brings its own")
-    found = _Given.load(data_dir=path.resolve(), **addresses, **overrides)
-    return Settings.model_construct(**{name: getattr(found, name) for name in _Given.model_fields})
+    loaded = _WithoutFile.load(data_dir=path.resolve(), **addresses, **overrides)
+    return Settings.model_construct(
+        **{name: getattr(loaded, name) for name in Settings.model_fields}
+    )
 
 
-class _Given(Settings):
-    """Settings that merge no given field with another source, and read no file."""
+class _WithoutFile(Settings):
+    """Settings that read no file."""
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Order the sources: arguments, then the environment for the other fields."""
-        del dotenv_settings, file_secret_settings
-        given = init_settings()
-        others = {name: each for name, each in env_settings().items() if name not in given}
-        return init_settings, InitSettingsSource(settings_cls, init_kwargs=others)
+    reads_file: ClassVar[bool] = False
 
 
 @contextmanager
 def _folder(path: Path) -> Iterator[None]:
-    """Lock ``path`` against other environments, and close its files to other users.
-
-    The folder itself is closed, too, unless it contains the working directory or is it.
-    """
+    """Lock ``path`` against other environments."""
     try:
         make_private(path)
-        close_to_others(path / name for name in _FILES)
-        if not Path.cwd().is_relative_to(path.resolve()):
-            close_to_others([path])
         lock = open(path / "lock", "w", opener=_private)  # noqa: SIM115 - closed below
     except OSError as error:
         raise EmbeddedUnavailable(f"{path} cannot be written to ({error.strerror})") from None
@@ -326,32 +302,16 @@ def _running(processes: Sequence[Process]) -> Iterator[Event]:
 def _supervised(
     processes: Sequence[Process], stopped: Event, tell: Callable[[str], None]
 ) -> Iterator[None]:
-    """Restart processes that end by themselves, as a Celery worker does without its broker.
-
-    For each process ``tell`` is called at most once a minute.
-    """
+    """Restart processes that end by themselves, as a Celery worker does without its broker."""
     leaving = Event()
-    told_at: dict[Process, float] = {}
-
-    def restart(process: Process) -> None:
-        now = time.monotonic()
-        if now - told_at.get(process, -math.inf) >= _NOTICE_SECONDS:
-            told_at[process] = now
-            try:
-                tell(f"a process ended and is restarted: {process.log_end()}")
-            except Exception as error:  # noqa: BLE001 - an error would end the supervisor
-                log.warning(
-                    "a process is restarted, but the call of `tell` raised %s: correct it",
-                    type(error).__name__,
-                )
-        with suppress(EmbeddedUnavailable, OSError):
-            process.start()
 
     def watch() -> None:
         while not leaving.wait(_RESTART_SECONDS):
             for process in processes:
                 if not process.alive and not leaving.is_set() and not stopped.is_set():
-                    restart(process)
+                    tell(f"a process ended and is restarted: {process.log_end()}")
+                    with suppress(EmbeddedUnavailable, OSError):
+                        process.start()
 
     watcher = Thread(target=watch, name="supervisor", daemon=True)
     watcher.start()

@@ -9,7 +9,14 @@ from typing import Self, TypedDict
 from uuid import UUID
 
 from dispatcher.errors import InvalidDraft, kind_of, plain, quoted
-from dispatcher.message import MAX_CAMPAIGN, Message, Status, check_recipient, check_text
+from dispatcher.message import (
+    MAX_CAMPAIGN,
+    MAX_RECIPIENT,
+    Message,
+    Status,
+    check_recipient,
+    check_text,
+)
 from dispatcher.times import send_time
 
 
@@ -67,32 +74,28 @@ class Selection:
         status, zone = wanted.get("status"), wanted.get("zone")
         if zone is not None:
             send_time.check_zone(zone)
-        texts = {
-            "scope": wanted.get("scope"),
-            "idempotency_key": wanted.get("idempotency_key"),
-            "key_prefix": wanted.get("key_prefix"),
-        }
-        for name, text in texts.items():
-            texts[name] = None if text is None else check_text(name, text)
-        recipient = wanted.get("recipient")
-        texts["recipient"] = None if recipient is None else check_recipient(recipient)
-        campaign = wanted.get("campaign")
-        if campaign is not None:
-            campaign = check_text("campaign", campaign, longest=MAX_CAMPAIGN)
         overdue = wanted.get("overdue", False)
         if not isinstance(overdue, bool):
             raise InvalidDraft("overdue", kind_of(overdue), "True or False")
-        made_after = wanted.get("made_after")
+
+        def text(name: str, longest: int = MAX_RECIPIENT) -> str | None:
+            value = wanted.get(name)
+            return None if value is None else check_text(name, value, longest=longest)
+
+        recipient, made_after = wanted.get("recipient"), wanted.get("made_after")
         chosen = cls(
             status=None if status is None else read_status(status),
             channels=_channels(wanted.get("channel")),
+            recipient=None if recipient is None else check_recipient(recipient),
+            scope=text("scope"),
             scopes=_scopes(wanted.get("scopes")),
+            campaign=text("campaign", MAX_CAMPAIGN),
+            idempotency_key=text("idempotency_key"),
+            key_prefix=text("key_prefix"),
             from_at=_instant("from_at", wanted.get("from_at"), zone),
             until_at=_instant("until_at", wanted.get("until_at"), zone),
-            campaign=campaign,
             overdue=overdue,
             made_after=None if made_after is None else id_of(made_after, "made_after"),
-            **texts,
         )
         if chosen.from_at and chosen.until_at and chosen.from_at >= chosen.until_at:
             raise InvalidDraft("until_at", "is not later than from_at", "a later time")
@@ -140,7 +143,7 @@ def ids_of(values: Iterable[UUID | str]) -> list[UUID]:
     """Return message ids. Raises InvalidDraft."""
     if not isinstance(values, Iterable):
         raise InvalidDraft("message_ids", kind_of(values), "ids of messages")
-    return [id_of(each) for each in values]
+    return [id_of(value) for value in values]
 
 
 def read_status(status: Status | str) -> Status:
@@ -151,36 +154,39 @@ def read_status(status: Status | str) -> Status:
     raise InvalidDraft("status", f"there is no status {quoted(status)}", ", ".join(Status))
 
 
-def _channels(given: str | Sequence[str] | None) -> tuple[str, ...]:
-    if given is None:
+def _channels(channel: str | Sequence[str] | None) -> tuple[str, ...]:
+    if channel is None:
         return ()
-    several = given if isinstance(given, list | tuple) else [given]
-    if not several:  # an empty filter matches all messages: here it is probably a mistake
+    names = channel if isinstance(channel, list | tuple) else [channel]
+    if not names:  # an empty filter matches all messages: here it is probably a mistake
         raise InvalidDraft("channel", "an empty list", "a channel, or several")
-    return tuple(check_text("channel", each) for each in several)
+    return tuple(check_text("channel", name) for name in names)
 
 
-def _scopes(given: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
-    if given is None:
+def _scopes(scopes: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    if scopes is None:
         return ()
-    if not isinstance(given, Mapping):
-        raise InvalidDraft("scopes", kind_of(given), "names by kind")
-    pairs = [(check_text("scopes", kind), check_text(f"scopes.{kind}", each))
-             for kind, each in given.items()]  # fmt: skip
-    return tuple(sorted(pairs))
+    if not isinstance(scopes, Mapping):
+        raise InvalidDraft("scopes", kind_of(scopes), "names by kind")
+    return tuple(
+        sorted(
+            (check_text("scopes", kind), check_text(f"scopes.{kind}", name))
+            for kind, name in scopes.items()
+        )
+    )
 
 
-def _instant(field: str, given: datetime | date | str | None, zone: str | None) -> datetime | None:
-    return None if given is None else send_time.parse_time_or_date(given, zone=zone, field=field)
+def _instant(field: str, time: datetime | date | str | None, zone: str | None) -> datetime | None:
+    return None if time is None else send_time.parse_time_or_date(time, zone=zone, field=field)
 
 
 def read_scopes(texts: Iterable[str], *, field: str) -> dict[str, str]:
     """Read texts KIND=NAME; return the names by kind. Raises InvalidDraft, with this field."""
     scopes: dict[str, str] = {}
-    for each in texts:
-        kind, sign, name = each.partition("=")
-        if not (kind and sign and name):
-            raise InvalidDraft(field, f"cannot read {quoted(each)}", "KIND=NAME")
+    for text in texts:
+        kind, _, name = text.partition("=")
+        if not (kind and name):
+            raise InvalidDraft(field, f"cannot read {quoted(text)}", "KIND=NAME")
         if kind in scopes:
             problem = f"{quoted(kind)} is given more than once"
             raise InvalidDraft(field, problem, "one KIND=NAME of each kind")

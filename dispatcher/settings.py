@@ -18,7 +18,7 @@ from datetime import timedelta
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import parse_qsl, quote, urlencode
 
 from pydantic import (
@@ -32,6 +32,7 @@ from pydantic import (
 )
 from pydantic_settings import (
     BaseSettings,
+    InitSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
@@ -149,6 +150,7 @@ class Settings(BaseSettings):
         extra="forbid",
         hide_input_in_errors=True,
     )
+    reads_file: ClassVar[bool] = True
 
     namespace: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] = "dispatcher"
     """First part of every Redis key."""
@@ -304,7 +306,7 @@ class Settings(BaseSettings):
     def load(cls, **overrides: Any) -> Self:
         """Read environment and file; ``overrides`` win. Raises InvalidSettings.
 
-        Given ``channels`` or ``scopes`` replace those of the file; ``Settings.load().channels |
+        Given ``channels`` or ``scopes`` replace all others; ``Settings.load().channels |
         {…}`` keeps them. It also raises for a variable of the environment that is almost the name
         of a setting.
         """
@@ -329,9 +331,15 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Order the sources: arguments, environment, file.
 
-        A table that arguments or one variable give replaces that of the file.
+        A table that arguments give replaces that of the other two, one that a variable gives that
+        of the file.
         """
         del dotenv_settings, file_secret_settings
+        given = init_settings()
+        others = {name: value for name, value in env_settings().items() if name not in given}
+        environment = InitSettingsSource(settings_cls, init_kwargs=others)
+        if not cls.reads_file:
+            return init_settings, environment
         named = os.environ.get(CONFIG_VARIABLE)
         path = config_file()
         if named and not path.is_file():
@@ -343,9 +351,9 @@ class Settings(BaseSettings):
         # pydantic would merge the tables, and add channels that nobody asked for to those of a test
         variables = {variable.upper() for variable in os.environ}
         for name in [*file.init_kwargs]:
-            if name in init_settings() or PREFIX + name.upper() in variables:
+            if name in given or PREFIX + name.upper() in variables:
                 del file.init_kwargs[name]
-        return init_settings, env_settings, file
+        return init_settings, environment, file
 
     @cached_property
     def quotas_of(self) -> dict[str, tuple[AnyQuota, ...]]:

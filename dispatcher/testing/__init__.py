@@ -24,27 +24,15 @@ __all__ = [
     "a_message",
 ]
 
-_MODULE_OF = {
-    "MemoryTransport": "dispatcher.transports.local",
-    "Outbox": "dispatcher.testing.travel",
-    "Sent": "dispatcher.testing.travel",
-    "MemoryDispatcher": "dispatcher.testing.travel",
-    "Travel": "dispatcher.testing.travel",
-    "TravelClock": "dispatcher.testing.clock",
-    "TransportSuite": "dispatcher.testing.suite",
-    "a_message": "dispatcher.testing.suite",
-}
-"""The first use of a name imports its module: pytest imports this package in every run."""
-
-
 if not typing.TYPE_CHECKING:  # with it a type checker would accept any name
 
     def __getattr__(name: str) -> object:
-        if name not in _MODULE_OF:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-        found = getattr(importlib.import_module(_MODULE_OF[name]), name)
-        globals()[name] = found
-        return found
+        """Import the modules at the first use: pytest imports this package in every run."""
+        for module in ("testing.travel", "testing.suite", "transports.local"):
+            names = vars(importlib.import_module(f"dispatcher.{module}"))
+            if name in __all__ and name in names:
+                return globals().setdefault(name, names[name])
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
 
 
 def __dir__() -> list[str]:

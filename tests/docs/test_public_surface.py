@@ -51,9 +51,9 @@ def test_a_type_checker_reads_the_names_from_where_they_are_imported() -> None:
         if isinstance(each, ast.ImportFrom)
         for alias in each.names
     }
-    assert read == {
-        (f"dispatcher.{module}", name) for name, module in dispatcher._MODULE_OF.items()
-    }
+    assert {name for _, name in read} == set(dispatcher.__all__)
+    for module, name in read:
+        assert getattr(dispatcher, name) is getattr(importlib.import_module(str(module)), name)
 
 
 def test_every_error_a_caller_may_meet_is_public() -> None:
