@@ -8,7 +8,7 @@ and cannot look for one either.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -34,9 +34,9 @@ _PERSONAL = ("recipient", "scope", "scopes", "body", "idempotency_key", "last_er
 class FilterForm(forms.Form):
     """The filters of :class:`dispatcher.Wanted`."""
 
-    status = forms.ChoiceField(required=False, choices=lambda: _choices(Status))
+    status = forms.ChoiceField(required=False, choices=lambda: [("", "all"), *_pairs(Status)])
     channel = forms.ChoiceField(
-        required=False, choices=lambda: _choices(dispatcher.settings.channels)
+        required=False, choices=lambda: [("", "all"), *_pairs(dispatcher.settings.channels)]
     )
     recipient = forms.CharField(required=False)
     scope = forms.CharField(required=False)
@@ -47,47 +47,20 @@ class FilterForm(forms.Form):
     zone = forms.CharField(required=False)
     overdue = forms.BooleanField(required=False)
 
-    def __init__(self, given: Any, *, sees_all: bool) -> None:
-        super().__init__(given)
-        if not sees_all:
-            for name in ("recipient", "scope", "idempotency_key", "key_prefix"):
-                del self.fields[name]
-
-
-def _choices(names: Iterable[str]) -> list[tuple[str, str]]:
-    return [("", "all"), *((str(name), str(name)) for name in names)]
-
-
-def _retry(message_id: str, given: Mapping[str, str]) -> Message:
-    return dispatcher.retry(message_id, perhaps_sent=bool(given.get("perhaps_sent")))
-
 
 class MessageAction(NamedTuple):
     permission: str
     status: Status
     done: str
-    change: Callable[[str, Mapping[str, str]], Message]
 
 
-def _move(message_id: str, given: Mapping[str, str]) -> Message:
-    return dispatcher.reschedule(
-        message_id,
-        send_at=given.get("send_at", ""),
-        zone=given.get("zone") or None,
-        on_conflict="shift" if given.get("shift") else "reject",
-    )
-
-
-ACTIONS: Mapping[str, MessageAction] = {
-    "cancel": MessageAction("cancel_message", Status.SCHEDULED, "cancelled",
-                            lambda id_, _: dispatcher.cancel(id_)),
-    "move": MessageAction("move_message", Status.SCHEDULED, "moved", _move),
-    "retry": MessageAction("retry_message", Status.FAILED, "given further attempts", _retry),
-    "release": MessageAction("release_message", Status.HELD, "released",
-                             lambda id_, _: dispatcher.release(id_)),
-    "drop": MessageAction("release_message", Status.HELD, "dropped",
-                          lambda id_, _: dispatcher.drop(id_)),
-}  # fmt: skip
+ACTIONS = {
+    "cancel": MessageAction("cancel_message", Status.SCHEDULED, "cancelled"),
+    "move": MessageAction("move_message", Status.SCHEDULED, "moved"),
+    "retry": MessageAction("retry_message", Status.FAILED, "given further attempts"),
+    "release": MessageAction("release_message", Status.HELD, "released"),
+    "drop": MessageAction("release_message", Status.HELD, "dropped"),
+}
 
 
 @admin.register(Model)
@@ -109,16 +82,18 @@ class MessageAdmin(admin.ModelAdmin):
         ]
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        """List messages, newest first, by the filters."""
         _check(request, "view_message")
         sees_all = _may(request, _SEE_BODY)
-        form = FilterForm(request.GET, sees_all=sees_all)
+        form = FilterForm(request.GET)
+        if not sees_all:
+            for name in ("recipient", "scope", "idempotency_key", "key_prefix"):
+                del form.fields[name]
         page, problem, status = None, "", 200
         try:
             if form.is_valid():
                 after = request.GET.get("after") or None
-                wanted = {name: each for name, each in form.cleaned_data.items() if each}
-                page = dispatcher.list(limit=_PAGE, after=after, **wanted)
+                filters = {name: value for name, value in form.cleaned_data.items() if value}
+                page = dispatcher.list(limit=_PAGE, after=after, **filters)
         except DispatcherError as error:
             problem, status = str(error), _status_of(error)
         context = {
@@ -149,7 +124,7 @@ class MessageAdmin(admin.ModelAdmin):
             values = {"title": "Message", "problem": str(error)}
             return self._page(request, "message", values, _status_of(error))
         message = story.message
-        names = [each for each in Message.__dataclass_fields__ if sees_all or each not in _PERSONAL]
+        names = [name for name in Message.__dataclass_fields__ if sees_all or name not in _PERSONAL]
         context: dict[str, Any] = {
             "title": f"Message {message.id}",
             "message": message,
@@ -158,8 +133,8 @@ class MessageAdmin(admin.ModelAdmin):
             "sees_all": sees_all,
             "actions": [
                 name
-                for name, each in ACTIONS.items()
-                if each.status is message.status and _may(request, each.permission)
+                for name, action in ACTIONS.items()
+                if action.status is message.status and _may(request, action.permission)
             ],
         }
         return self._page(request, "message", context | (extra_context or {}))
@@ -170,15 +145,15 @@ class MessageAdmin(admin.ModelAdmin):
         recipient = request.GET.get("recipient", "").strip()
         if request.method == "POST":
             return self._suppressed(request)
-        found, problem, status = [], "", 200
+        suppressions, problem, status = [], "", 200
         try:
-            found = [*islice(dispatcher.suppressed(recipient or None), _MOST_SUPPRESSIONS)]
+            suppressions = [*islice(dispatcher.suppressed(recipient or None), _MOST_SUPPRESSIONS)]
         except DispatcherError as error:
             problem, status = str(error), _status_of(error)
         context = {
             "title": "Suppressions",
-            "suppressions": found,
-            "more": len(found) == _MOST_SUPPRESSIONS,
+            "suppressions": suppressions,
+            "more": len(suppressions) == _MOST_SUPPRESSIONS,
             "recipient": recipient,
             "channels": [*dispatcher.settings.channels],
             "problem": problem,
@@ -188,16 +163,29 @@ class MessageAdmin(admin.ModelAdmin):
         return self._page(request, "suppressions", context, status)
 
     def _changed(self, request: HttpRequest, message_id: str) -> HttpResponse:
-        action = ACTIONS.get(request.POST.get("action", ""))
+        name, given = request.POST.get("action", ""), request.POST
+        action = ACTIONS.get(name)
         if action is None:
             raise Http404("there is no such action")
         _check(request, action.permission)
         try:
-            action.change(message_id, request.POST.dict())
+            if name == "move":
+                dispatcher.reschedule(
+                    message_id,
+                    send_at=given.get("send_at", ""),
+                    zone=given.get("zone") or None,
+                    on_conflict="shift" if given.get("shift") else "reject",
+                )
+            elif name == "retry":
+                dispatcher.retry(message_id, perhaps_sent=bool(given.get("perhaps_sent")))
+            else:
+                getattr(dispatcher, name)(message_id)
         except MessageNotFound as error:
             raise Http404(str(error)) from None
         except DispatcherError as error:
-            messages.error(request, _said(error, sees_all=_may(request, _SEE_BODY)))
+            # Its text may name a scope.
+            is_shown = _may(request, _SEE_BODY) or isinstance(error, Unavailable)
+            messages.error(request, str(error) if is_shown else type(error).__name__)
         else:
             self.log_change(request, Model(id=message_id), action.done)
             messages.success(request, f"The message was {action.done}.")
@@ -227,9 +215,13 @@ class MessageAdmin(admin.ModelAdmin):
         return TemplateResponse(request, template, everywhere | dict(context), status=status)
 
 
+def _pairs(names: Iterable[str]) -> list[tuple[str, str]]:
+    return [(str(name), str(name)) for name in names]
+
+
 def _may(request: HttpRequest, *permissions: str) -> bool:
     user: Any = request.user
-    return bool(user.has_perms([f"dispatcher.{each}" for each in permissions]))
+    return bool(user.has_perms([f"dispatcher.{name}" for name in permissions]))
 
 
 def _check(request: HttpRequest, *permissions: str) -> None:
@@ -244,8 +236,3 @@ def _shown(value: object) -> object:
 
 def _status_of(error: DispatcherError) -> int:
     return 503 if isinstance(error, Unavailable) else 400
-
-
-def _said(error: DispatcherError, *, sees_all: bool) -> str:
-    """Return the text of an error, which may name a scope."""
-    return str(error) if sees_all or isinstance(error, Unavailable) else type(error).__name__
