@@ -14,13 +14,10 @@ from functools import cache
 from importlib.resources import files
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import redis
 import redis.asyncio
-from redis._parsers import Encoder
-from redis.connection import HiredisRespSerializer, PythonRespSerializer
-from redis.utils import HIREDIS_AVAILABLE
 from sqlalchemy import Connection, Engine, event, make_url
 from sqlalchemy.engine import URL
 
@@ -31,8 +28,6 @@ Now = Callable[[], datetime]
 _SECOND = timedelta(seconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NUMBERS = count()
-_CUTOFF = 6_000
-"""How many bytes of a command redis-py joins."""
 _UNKNOWN = "0" * 40
 """The digest of no script."""
 
@@ -104,7 +99,9 @@ class RedisTime:
 
     def told_by(self, client: redis.Redis) -> redis.Redis:
         """Return a client that has no connections yet, from now on by this time."""
-        client.connection_pool.connection_kwargs["command_packer"] = _Packer(self)
+        pool = client.connection_pool
+        pool.connection_class = _Connection
+        pool.connection_kwargs["time"] = self
         vars(client)["time"] = self.now
         return client
 
@@ -154,25 +151,24 @@ class RedisTime:
         return f"{seconds} {micros}"
 
 
-class _Packer:
+class _Packer(NamedTuple):
     """Packs the commands of a connection."""
 
-    def __init__(self, time: RedisTime) -> None:
-        self._time = time
-        self._packer: Any = (
-            HiredisRespSerializer()
-            if HIREDIS_AVAILABLE
-            else PythonRespSerializer(_CUTOFF, Encoder("utf-8", "strict", False).encode)
-        )
+    time: RedisTime
+    packer: Any
 
     def pack(self, *words: Any) -> Any:
         """Return a command as it is sent."""
-        return self._packer.pack(*self._time.translated(words))
+        return self.packer.pack(*self.time.translated(words))
+
+
+class _Connection(redis.UnixDomainSocketConnection):
+    def __init__(self, *, time: RedisTime, **options: Any) -> None:
+        super().__init__(**options)  # type: ignore[no-untyped-call]  # redis-py has no types for it
+        self._command_packer = _Packer(time, self._command_packer)
 
 
 class _AwaitedConnection(redis.asyncio.UnixDomainSocketConnection):
-    """A connection of ``redis.asyncio`` by the time of a test."""
-
     def __init__(self, *, time: RedisTime, **options: Any) -> None:
         super().__init__(**options)
         self._time = time
