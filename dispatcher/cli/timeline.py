@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +17,7 @@ from dispatcher.cli.app import AsJson, command
 from dispatcher.cli.filters import scopes_of
 from dispatcher.cli.messages import Scopes, left_out_without_channel
 from dispatcher.client import Dispatcher
-from dispatcher.errors import InvalidDraft, quoted
+from dispatcher.errors import InvalidDraft
 from dispatcher.reservation import Fill, QuotaTimeline, Span, Timeline, WindowTimeline
 from dispatcher.times import zones
 
@@ -28,10 +29,8 @@ _MARKS = "x: refuses all of that row, -: a part of it"
     "dispatcher timeline ada --channel sms --days 7",
     "dispatcher timeline --channel sms",
     "dispatcher timeline --count tenant=acme",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )
 def timeline(
-    context: typer.Context,
     scope: Annotated[
         str | None, typer.Argument(help="Whose capacity; by default the recipient.")
     ] = None,
@@ -56,48 +55,18 @@ def timeline(
         raise InvalidDraft("hours", "given together with days", "one of them")
     length = timedelta(hours=hours) if hours is not None else timedelta(days=days or 2)
     with Dispatcher() as dispatcher:
-        words = [*([] if scope is None else [scope]), *context.args]
-        scope, named = _scopes(words, dispatcher.settings.scopes)
-        names = (scopes_of(scopes) or {}) | named
-        is_channel = scope in dispatcher.settings.channels
-        of_channel = f"{scope} is a channel: dispatcher timeline --channel {scope}"
-        try:
-            found = dispatcher.timeline(
-                scope, channel=channel, scopes=names or None, zone=zone, start=start, length=length
-            )
-        except InvalidDraft as error:
-            if is_channel and error.field == "recipient":
-                error.add_note(of_channel)
-            raise
-        hints = []
-        if is_channel and not any(e.exists for e in found.windows):
-            hints.append(of_channel)
+        booked = dispatcher.timeline(
+            scope,
+            channel=channel,
+            scopes=scopes_of(scopes),
+            zone=zone,
+            start=start,
+            length=length,
+        )
         left_out = None if channel else left_out_without_channel(dispatcher.settings)
-        if left_out is not None:
-            hints.append(left_out)
-    if as_json:
-        output.as_object(timeline_data(found))
-        return
-    output.out.print(shown(found), *(Text(each, style="yellow") for each in hints), sep="\n")
-
-
-def _scopes(words: Sequence[str], kinds: Container[str]) -> tuple[str | None, dict[str, str]]:
-    """Read ``ada --tenant acme``: a scope, and ``--count tenant=acme`` in its earlier spelling."""
-    scope, found, rest = None, {}, list(words)
-    while rest:
-        option, equals, name = rest.pop(0).partition("=")
-        if not option.startswith("--"):
-            if scope is not None:
-                raise InvalidDraft("SCOPE", f"a second one, {quoted(option)}", "one scope")
-            scope = option + equals + name
-            continue
-        kind = option.removeprefix("--").replace("-", "_")
-        if kind not in kinds:
-            raise InvalidDraft("timeline", f"there is no option {option[:80]!r}", "see --help")
-        if not equals and not rest:
-            raise InvalidDraft(kind, "given without a name", f"{option} NAME")
-        found[kind] = name if equals else rest.pop(0)
-    return scope, found
+    output.tell(timeline_data(booked), shown(booked), as_json=as_json)
+    if left_out is not None and not as_json:
+        output.out.print(left_out, style="yellow")
 
 
 def timeline_data(timeline: Timeline) -> dict[str, Any]:
@@ -108,11 +77,12 @@ def timeline_data(timeline: Timeline) -> dict[str, Any]:
         "complete": timeline.complete,
         "windows": [
             {
-                "scope": each.scope,
-                "complete": each.complete,
-                "exists": each.exists,
+                "scope": window.scope,
+                "complete": window.complete,
+                "exists": window.exists,
                 "booked": [
-                    {"id": one.message_id, "at": one.at, "held": one.held} for one in each.booked
+                    {"id": booking.message_id, "at": booking.at, "held": booking.held}
+                    for booking in window.booked
                 ],
                 "quotas": [
                     {
@@ -120,10 +90,10 @@ def timeline_data(timeline: Timeline) -> dict[str, Any]:
                         "fills": _spans(quota.fills),
                         "blocked": _spans(quota.blocked),
                     }
-                    for quota in each.quotas
+                    for quota in window.quotas
                 ],
             }
-            for each in timeline.windows
+            for window in timeline.windows
         ],
         "quiet": _spans(timeline.quiet),
         "blocked": _spans(timeline.blocked),
@@ -133,86 +103,79 @@ def timeline_data(timeline: Timeline) -> dict[str, Any]:
 
 def _spans(spans: Iterable[Span | Fill]) -> list[dict[str, Any]]:
     return [
-        {"from": each.begins_at, "until": each.ends_at}
-        | ({"booked": each.booked} if isinstance(each, Fill) else {})
-        for each in spans
+        {"from": span.begins_at, "until": span.ends_at}
+        | ({"booked": span.booked} if isinstance(span, Fill) else {})
+        for span in spans
     ]
 
 
 def shown(timeline: Timeline) -> RenderableType:
-    several = len(timeline.windows) > 1
-    quotas = [(window.scope, quota) for window in timeline.windows for quota in window.quotas]
+    windows = timeline.windows
+    quotas = [(window.scope, quota) for window in windows for quota in window.quotas]
+    several = len(windows) > 1
     names = [
         f"{quota.quota} of {scope}" if several else str(quota.quota) for scope, quota in quotas
     ]
-    head = Text.assemble(
-        (timeline.windows[0].scope, "bold"),
-        f"  {_local(timeline.start, timeline):%a %d %b %Y %H:%M}"
-        f" to {_local(timeline.end, timeline):%a %d %b %Y %H:%M}  {timeline.zone}",
-    )
     rows = [
         (
             f"{_local(step.begins_at, timeline):%a %d %b %H:%M}",
-            _booked(timeline.windows[0], step) or "",
+            _booked(windows[0], step) or "",
             *(_cell(quota, step) for _, quota in quotas),
-            "quiet hours" if _within(timeline.quiet, step) else "",
+            "quiet hours" if _overlapping(timeline.quiet, step) else "",
         )
         for step in timeline.steps
         if not _is_empty(timeline, step)
     ]
-    columns = ("from", "booked", *map(output.as_it_is, names), "")
-    notes = [
-        Text(f"{window.scope}: {text}", style="yellow")
-        for window in timeline.windows
-        for text in (
-            "nothing is booked, at any time" * (not window.exists),
-            "too much is booked to be listed" * (not window.complete),
-        )
-        if text
+    start, end = (_local(at, timeline) for at in (timeline.start, timeline.end))
+    parts: list[RenderableType] = [
+        Text.assemble(
+            (windows[0].scope, "bold"),
+            f"  {start:%a %d %b %Y %H:%M} to {end:%a %d %b %Y %H:%M}  {timeline.zone}",
+        ),
+        output.listed(("from", "booked", *names, ""), rows, right=("booked", *names)),
+        Text(_MARKS, style="dim"),
     ]
-    table = output.listed(columns, rows, right=columns[1:-1]) if rows else Text("nothing booked")
-    return Group(head, table, Text(_MARKS, style="dim"), *notes, *_slots(timeline))
-
-
-def _cell(quota: QuotaTimeline, step: Span) -> Text:
-    booked = max((fill.booked for fill in _within(quota.fills, step)), default=0)
-    blocked = _within(quota.blocked, step)
-    covers = any(
-        span.begins_at <= step.begins_at and step.ends_at <= span.ends_at for span in blocked
-    )
-    mark = "x" if covers else "-" if blocked else ""
-    count = f"{booked}/{quota.quota.count}{mark}"
-    return Text.assemble((count, "red" if mark else ""))
-
-
-def _booked(window: WindowTimeline, step: Span) -> int:
-    first = bisect_left(window.booked, step.begins_at, key=lambda booking: booking.at)
-    return bisect_left(window.booked, step.ends_at, key=lambda booking: booking.at) - first
-
-
-def _is_empty(timeline: Timeline, step: Span) -> bool:
-    return not _within(timeline.refused, step) and not any(
-        fill.booked
-        for window in timeline.windows
-        for quota in window.quotas
-        for fill in _within(quota.fills, step)
-    )
-
-
-def _slots(timeline: Timeline) -> list[Text]:
-    lines = [Text("next free slots" if timeline.slots else "no free slot found", style="bold")]
+    for window in windows:
+        if not window.exists:
+            parts.append(Text(f"{window.scope}: nothing is booked, at any time", style="yellow"))
+        if not window.complete:
+            parts.append(Text(f"{window.scope}: too much is booked to be listed", style="yellow"))
+    parts.append(Text("next free slots" if timeline.slots else "no free slot found", style="bold"))
     for slot in timeline.slots:
         ends = next((span.begins_at for span in timeline.refused if span.begins_at > slot), None)
         text = f"  {_second(slot, timeline)}"
         if ends is not None and slot < timeline.end:
             text += f"  free until {_second(ends, timeline)}"
-        lines.append(Text(text, style="green"))
-    return lines
+        parts.append(Text(text, style="green"))
+    return Group(*parts)
 
 
-def _within(spans: Sequence[Any], stretch: Span) -> Sequence[Any]:
-    first = bisect_right(spans, stretch.begins_at, key=lambda each: each.ends_at)
-    return spans[first : bisect_left(spans, stretch.ends_at, key=lambda each: each.begins_at)]
+def _cell(quota: QuotaTimeline, step: Span) -> Text:
+    booked = max((fill.booked for fill in _overlapping(quota.fills, step)), default=0)
+    blocked = _overlapping(quota.blocked, step)
+    covers = any(
+        span.begins_at <= step.begins_at and step.ends_at <= span.ends_at for span in blocked
+    )
+    mark = "x" if covers else "-" if blocked else ""
+    return Text(f"{booked}/{quota.quota.count}{mark}", style="red" if mark else "")
+
+
+def _booked(window: WindowTimeline, step: Span) -> int:
+    return sum(step.begins_at <= booking.at < step.ends_at for booking in window.booked)
+
+
+def _is_empty(timeline: Timeline, step: Span) -> bool:
+    return not _overlapping(timeline.refused, step) and not any(
+        fill.booked
+        for window in timeline.windows
+        for quota in window.quotas
+        for fill in _overlapping(quota.fills, step)
+    )
+
+
+def _overlapping(spans: Sequence[Any], step: Span) -> Sequence[Any]:
+    first = bisect_right(spans, step.begins_at, key=attrgetter("ends_at"))
+    return spans[first : bisect_left(spans, step.ends_at, key=attrgetter("begins_at"))]
 
 
 def _local(instant: datetime, timeline: Timeline) -> datetime:

@@ -137,7 +137,6 @@ def test_slots_without_a_channel_say_whose_rules_they_leave_out(
 def test_an_unknown_scope_says_so(house: House, run: Run) -> None:
     ran = run("timeline", "memory", "--start", DAY.isoformat())
     assert "memory: nothing is booked, at any time" in ran.out
-    assert "memory is a channel: dispatcher timeline --channel memory" in ran.out
     assert len(ran.out.splitlines()) < 12
 
 
@@ -161,6 +160,3 @@ def test_a_recipient_is_spelt_or_refused_as_by_a_submit(
         refused = run("timeline", "0151", *channel)
         assert (refused.code, refused.out) == (2, "")
         assert "recipient: no + before a country code" in refused.err
-    named = run("timeline", "sms")
-    assert (named.code, named.err.count("\n")) == (2, 1)
-    assert "sms is a channel: dispatcher timeline --channel sms" in named.err
