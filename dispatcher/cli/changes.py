@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -11,7 +11,7 @@ from typing import Annotated
 from uuid import UUID
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
 from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, command, confirm, exit_code, say_error
@@ -23,20 +23,17 @@ from dispatcher.errors import (
     DispatcherError,
     InvalidDraft,
     InvalidValue,
-    ReservationsUnavailable,
     TooLate,
     Unavailable,
 )
 from dispatcher.message import Message, Status, reason_of
 from dispatcher.selection import Selection, Wanted
-from dispatcher.times import send_time
 
 _BATCH = 500
 _MOST_NAMED = 100
 """How many refused messages the summary of a change by filter names at most."""
 
 _Answer = Message | DispatcherError
-_ONE_TIME = "one of --send-at, --send-in and --later"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,21 +99,14 @@ def reschedule(*, new_time: _NewTime, meant: _ZonedChangeFilters) -> None:
     The new time must fit every quota without the message's old reservation. A message keeps its
     zone unless --set-zone gives it another.
     """
-    set_zone = new_time.set_zone
-    if set_zone is not None:
-        send_time.check_zone(set_zone)
-    read_by = set_zone if new_time.zone is None else new_time.zone
-    for name in ("send_at", "latest", "expires_at"):
-        given = getattr(new_time, name)
-        if given is not None and read_by is not None:
-            send_time.parse(given, zone=read_by, fold=new_time.fold, field=name)
     if [new_time.send_at, new_time.send_in, new_time.later].count(None) != 2:  # noqa: PLR2004 - one of three
-        raise InvalidDraft("send_at", "not exactly one time was given", _ONE_TIME)
-    wish = parameters_of(new_time)
+        accepted = "one of --send-at, --send-in and --later"
+        raise InvalidDraft("send_at", "not exactly one time was given", accepted)
+    wish, set_zone = parameters_of(new_time), new_time.set_zone
     with Dispatcher() as dispatcher:
 
         def move(message_id: UUID | str) -> Message:
-            with output.refused_in(read_by):
+            with output.refused_in(set_zone if new_time.zone is None else new_time.zone):
                 return dispatcher.reschedule(message_id, **wish)
 
         _Change(
@@ -124,7 +114,7 @@ def reschedule(*, new_time: _NewTime, meant: _ZonedChangeFilters) -> None:
             "reschedule",
             Status.SCHEDULED,
             move,
-            many=lambda ids: dispatcher.reschedule_many(ids, **wish),
+            many=partial(dispatcher.reschedule_many, **wish),
             still_matches=True,
             also=f" and set the zone to {set_zone}" if set_zone else "",
         ).do(meant)
@@ -198,31 +188,38 @@ class _Change:
     answered: UUID | None = field(default=None, init=False)
     doubtful: Sequence[UUID] = field(default=(), init=False)
     done: int = field(default=0, init=False)
-    refused: Counter[str] = field(default_factory=Counter, init=False)
+    reasons: Counter[str] = field(default_factory=Counter, init=False)
     refusals: list[tuple[UUID, DispatcherError]] = field(default_factory=list, init=False)
 
     def do(self, meant: _ChangeFilters) -> None:
         """Refuse neither ids nor filters, both together, and another status: InvalidValue."""
         wanted = meant.wanted
-        said = Selection.of(wanted)
-        if not meant.message_ids:
-            if said.status not in (None, self.status):
-                problem = f"this command does not apply to {said.status} messages"
-                raise InvalidValue("--status", problem, f"{self.status}, or no --status")
-            if said.is_everything and not meant.every:
-                accepted = "ids, a filter such as --channel, or --all"
-                raise InvalidValue("ID", "no message is named", accepted)
-            wanted["status"] = self.status
-            self._by_filter(wanted, meant)
-        elif said.is_everything and not meant.every:
+        selection = Selection.of(wanted)
+        is_filtered = meant.every or not selection.is_everything
+        if meant.message_ids:
+            if is_filtered:
+                raise InvalidValue("ID", "given together with a filter", "one of them")
             self._by_ids(meant.message_ids, meant.as_json)
-        else:
-            raise InvalidValue("ID", "given together with a filter", "one of them")
+            return
+        if selection.status not in (None, self.status):
+            problem = f"this command does not apply to {selection.status} messages"
+            raise InvalidValue("--status", problem, f"{self.status}, or no --status")
+        if not is_filtered:
+            accepted = "ids, a filter such as --channel, or --all"
+            raise InvalidValue("ID", "no message is named", accepted)
+        wanted["status"] = self.status
+        self._by_filter(wanted, meant)
 
     def _by_ids(self, message_ids: Sequence[str], as_json: bool) -> None:
         """Change each message, though others are refused; end with the first refusal's code."""
+        with_time = self.verb == "reschedule"
+        if len(message_ids) == 1:
+            message = self.one(message_ids[0])
+            text = output.outcome_text(message, with_time=with_time)
+            output.tell(output.message_data(message), text, as_json=as_json)
+            return
         done: list[Message] = []
-        refusals: list[DispatcherError] = []
+        codes: list[int] = []
         try:
             for message_id in message_ids:
                 answer = self._answer(message_id)
@@ -230,70 +227,53 @@ class _Change:
                     done.append(answer)
                 else:
                     say_error(answer)
-                    refusals.append(answer)
+                    codes.append(exit_code(answer))
         finally:
+            lines = [output.outcome_text(message, with_time=with_time) for message in done]
             data = [output.message_data(message) for message in done]
-            if not as_json:
-                for message in done:
-                    text = output.outcome_text(message, with_time=self.verb == "reschedule")
-                    output.out.print(text, soft_wrap=True)
-            elif len(message_ids) > 1:
-                output.as_object(data)
-            elif data:
-                output.as_object(data[0])
-            elif refusals:
-                output.as_line(output.error_data(refusals[0]))
-        if refusals:
-            raise typer.Exit(exit_code(refusals[0]))
+            output.tell(data, Text("\n").join(lines), as_json=as_json)
+        raise typer.Exit(codes[0] if codes else 0)
 
     def _by_filter(self, wanted: Wanted, meant: _ChangeFilters) -> None:
         matched = self.dispatcher.count(**wanted)
         what = f"{matched:,} message{'' if matched == 1 else 's'}"
         if matched and not meant.yes:
             confirm(f"{self.verb} {what}{self.also}?")
-        code = self._run(wanted, matched) if matched else 0
-        reasons = dict(self.refused.most_common())
+        code = 0
+        try:
+            with terminated_like_interrupted(), bar() as shown:
+                task = shown.add_task(self.verb, total=matched)
+                for number in self._run(wanted, matched):
+                    shown.update(task, completed=number)
+        except (Unavailable, KeyboardInterrupt) as error:
+            code = say_stopped(error, self._how_to_go_on())
+        refusals = [{"id": each, "error": str(error)} for each, error in self.refusals]
         data = {
             "matched": matched,
             "done": self.done,
-            "refused": reasons,
-            "refusals": [{"id": str(each), "error": str(error)} for each, error in self.refusals],
+            "refused": dict(self.reasons.most_common()),
+            "refusals": refusals,
             "complete": code == 0,
         }
         lines = [f"{self.verb}: {self.done:,} of {what} done"]
-        lines += [
-            f"  [yellow]not done[/] {many:,}: {escape(reason)}" for reason, many in reasons.items()
-        ]
+        lines += [f"  not done {many:,}: {reason}" for reason, many in self.reasons.most_common()]
         output.tell(data, "\n".join(lines), as_json=meant.as_json)
         first = next((exit_code(error) for _, error in self.refusals), 0)
         raise typer.Exit(code or first)
 
-    def _run(self, wanted: Wanted, matched: int) -> int:
-        """Return 0, or the exit code of what stopped it."""
-        # No more than were confirmed: messages that begin to match meanwhile stay unchanged.
+    def _run(self, wanted: Wanted, matched: int) -> Iterator[int]:
+        """Change what matches, no more than was confirmed; yield how many were answered."""
         matching = self.dispatcher.select(oldest_first=True, **wanted)
-        ids = (each.id for each in islice(matching, matched))
-        try:
-            with terminated_like_interrupted(), bar() as shown:
-                task = shown.add_task(self.verb, total=matched)
-                while batch := list(islice(ids, _BATCH)):
-                    self.doubtful = batch
-                    answers = self.many(batch) if self.many else map(self._answer, batch)
-                    unanswered: list[Unavailable] = []
-                    for message_id, answer in zip(batch, answers, strict=True):
-                        if isinstance(answer, Unavailable):
-                            unanswered.append(answer)
-                        else:
-                            self._note(message_id, answer)
-                        shown.update(task, completed=self.done + self.refused.total())
-                    if unanswered:
-                        raise unanswered[0]
-                    self.answered, self.doubtful = batch[-1], ()
-        except (Unavailable, KeyboardInterrupt) as error:
-            if isinstance(error, ReservationsUnavailable):  # the batch was not changed
-                self.doubtful = ()
-            return say_stopped(error, self._how_to_go_on())
-        return 0
+        ids = (message.id for message in islice(matching, matched))
+        while batch := list(islice(ids, _BATCH)):
+            self.doubtful = batch
+            answers = self.many(batch) if self.many else map(self._answer, batch)
+            for message_id, answer in zip(batch, answers, strict=True):
+                if isinstance(answer, Unavailable):
+                    raise answer
+                self._note(message_id, answer)
+                yield self.done + self.reasons.total()
+            self.answered, self.doubtful = batch[-1], ()
 
     def _answer(self, message_id: UUID | str) -> _Answer:
         try:
@@ -307,7 +287,8 @@ class _Change:
         if isinstance(answer, Message):
             self.done += 1
             return
-        self.refused[_reason(answer)] += 1
+        late = f"already {answer.status}" if isinstance(answer, TooLate) else ""
+        self.reasons[late or reason_of(answer)] += 1
         if len(self.refusals) < _MOST_NAMED:
             self.refusals.append((message_id, answer))
 
@@ -318,10 +299,5 @@ class _Change:
         if not self.doubtful:
             return f"Changed messages still match, so do not change them twice: {rest}."
         first, last = self.doubtful[0], self.doubtful[-1]
-        these = "it was" if first == last else f"they, up to {last}, were"
         behind = f"go on with --made-after {last}"
-        return f"Look at {first}: if {these} changed, {behind}, else {rest}."
-
-
-def _reason(error: DispatcherError) -> str:
-    return f"already {error.status}" if isinstance(error, TooLate) else reason_of(error)
+        return f"Look at {first}: if all up to {last} were changed, {behind}, else {rest}."
