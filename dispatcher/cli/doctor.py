@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
-from rich.markup import escape
+from rich.text import Text
 
 from dispatcher.app import App
 from dispatcher.celery.configuration import settings_of
@@ -18,6 +18,7 @@ from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, command, command_group, confirm, say_error
 from dispatcher.cli.progress import bar
 from dispatcher.client import Dispatcher
+from dispatcher.message import visible_text
 from dispatcher.operations.findings import Examination, Level
 from dispatcher.operations.verification import Fault, Verified
 from dispatcher.settings import Settings
@@ -68,26 +69,25 @@ def check_before_start(settings: Settings) -> None:
 
 def _findings(examination: Examination) -> RenderableType:
     """Return a row for each finding; checks that are skipped for one reason share a row."""
-    rows: list[tuple[str, str, str]] = []
+    rows: list[tuple[Text, str, Text]] = []
     skipped: dict[str, list[str]] = defaultdict(list)
-    for each in examination.findings:
-        if each.level is Level.SKIPPED:
-            skipped[each.found].append(each.check)
+    for finding in examination.findings:
+        if finding.level is Level.SKIPPED:
+            skipped[finding.found].append(finding.check)
             continue
-        text = escape(each.found)
-        if each.remedy:
-            text += f"\n[bold]remedy:[/] {escape(each.remedy)}"
-        rows.append((_styled(each.level), each.check, text))
+        text = Text(visible_text(finding.found))
+        if finding.remedy:
+            text.append("\nremedy: ", style="bold").append(visible_text(finding.remedy))
+        rows.append((_styled(finding.level), finding.check, text))
     for reason, checks in skipped.items():
-        many = checks[0] if len(checks) == 1 else f"{len(checks)} checks"
-        names = "" if len(checks) == 1 else f"\n{', '.join(checks)}"
-        rows.append((_styled(Level.SKIPPED), many, escape(reason + names)))
+        text = Text(f"{visible_text(reason)}\n{', '.join(checks)}")
+        rows.append((_styled(Level.SKIPPED), f"{len(checks)} checks", text))
     counts = (f"{many} {level.value}" for level, many in examination.counts.items() if many)
-    return Group(output.described(rows), ", ".join(counts))
+    return Group(output.listed(("", "", ""), rows, wraps=True), ", ".join(counts))
 
 
-def _styled(level: Level) -> str:
-    return f"[{_STYLES[level]}]{level.value}[/]"
+def _styled(level: Level) -> Text:
+    return Text(level.value, style=_STYLES[level])
 
 
 @command_group
@@ -131,7 +131,7 @@ def rebuild(
             )
     text = f"{len(done)} of {wanted} shards rebuilt"
     if len(done) < wanted:
-        text += "\n[yellow]the others are being rebuilt by another process[/]"
+        text += "\nthe others are being rebuilt by another process"
     output.tell({"wanted": wanted, "rebuilt": done}, text, as_json=as_json)
     if len(done) < wanted:
         raise typer.Exit(1)
@@ -146,39 +146,42 @@ def _data(verified: Verified) -> dict[str, Any]:
         "closed_shards": verified.closed,
         "differences": [
             {
-                "fault": each.fault,
-                "scope": each.scope,
-                "id": each.message_id,
-                "send_at": each.send_at,
-                "booked_at": each.booked_at,
+                "fault": difference.fault,
+                "scope": difference.scope,
+                "id": difference.message_id,
+                "send_at": difference.send_at,
+                "booked_at": difference.booked_at,
             }
-            for each in verified.differences
+            for difference in verified.differences
         ],
     }
 
 
 def _differences(verified: Verified) -> RenderableType:
-    result = "[green]equal[/]" if verified.equal else "[red]not equal[/]"
-    lines: list[RenderableType] = [
-        f"{verified.messages} messages and {verified.reservations} reservations compared: {result}"
-    ]
+    result = Text("equal", "green") if verified.equal else Text("not equal", "red")
+    compared = f"{verified.messages} messages and {verified.reservations} reservations compared: "
+    parts: list[RenderableType] = [Text.assemble(compared, result)]
     if verified.closed:
         numbers = ", ".join(map(str, verified.closed))
-        lines.append(f"[yellow]not complete, so not judged:[/] shards {numbers}")
-    lines += [f"{many} {fault.value}" for fault, many in verified.counts.items() if many]
+        parts.append(f"not complete, so not judged: shards {numbers}")
+    parts += [f"{many} {fault.value}" for fault, many in verified.counts.items() if many]
     if verified.counts[Fault.FOREIGN]:
-        lines.append("what is foreign was not written by the dispatcher; a rebuild deletes it")
+        parts.append("what is foreign was not written by the dispatcher; a rebuild deletes it")
     rows = [
-        (each.scope, each.message_id, each.fault.value, *map(_time, (each.send_at, each.booked_at)))
-        for each in verified.differences[:_MOST_SHOWN]
+        (
+            difference.scope,
+            difference.message_id,
+            difference.fault.value,
+            *map(_time, (difference.send_at, difference.booked_at)),
+        )
+        for difference in verified.differences[:_MOST_SHOWN]
     ]
     if rows:
-        names = ("scope", "id", "difference", "in SQL", "in Redis")
-        lines.append(output.listed(names, rows))
+        parts.append(output.listed(("scope", "id", "difference", "in SQL", "in Redis"), rows))
     unsaid = sum(verified.counts.values()) - len(rows)
     if unsaid > 0:
-        lines.append(f"and {unsaid} more; --json names up to 10,000")
-    return Group(*lines)
+        parts.append(f"and {unsaid} more; --json names up to 10,000")
+    return Group(*parts)
 
 
 def _time(instant: datetime | None) -> str | None:

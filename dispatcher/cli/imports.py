@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.markup import escape
 from rich.progress import BarColumn, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
@@ -127,12 +126,11 @@ def _report(job: ImportJob) -> None:
         output.out.print(output.listed(("reason", "rows"), rows, right=("rows",)))
     rejections = data.get("rejections", [])
     for each in rejections[:_SHOWN]:
-        output.out.print(f"line {each['line']}: {escape(each['error'])}", soft_wrap=True)
+        output.out.print(f"line {each['line']}: {each['error']}", soft_wrap=True)
     if len(rejections) > _SHOWN:
         output.out.print(f"and {len(rejections) - _SHOWN:,} more")
     if job.refused is not None and job.refused.count:
-        path = escape(str(job.refused.path))
-        output.out.print(f"the refused rows are in {path}", soft_wrap=True)
+        output.out.print(f"the refused rows are in {job.refused.path}", soft_wrap=True)
 
 
 class ImportJob:

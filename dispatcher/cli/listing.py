@@ -61,7 +61,7 @@ def list_(
     data = map(output.message_data, page.messages)
     output.tell_rows(data, headings, rows, as_json=as_json, otherwise="no messages")
     if page.after is not None and not as_json:
-        output.out.print(f"[dim]there are more: --after {page.after}[/]")
+        output.out.print(f"there are more: --after {page.after}")
 
 
 @command("dispatcher held", "dispatcher held --json")
@@ -147,7 +147,7 @@ def _writer(
         return data
 
     if form is Format.JSONL:
-        return lambda message: stream.write(output.plain_json(_line(data(message))) + "\n")
+        return lambda message: stream.write(output.visible_lines(_line(data(message))) + "\n")
     names = [name for name in Message.__dataclass_fields__ if bodies or name != _BODY]
     # Python before 3.13 quotes a line break only if it is one of the terminator.
     table = csv.DictWriter(stream, names, lineterminator="\r\n")

@@ -7,7 +7,6 @@ from itertools import islice
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, AsJsonLines, command, confirm
@@ -38,7 +37,7 @@ def suppress(recipient: Recipient, channel: OneChannel = None, as_json: AsJson =
         cancelled = dispatcher.suppress(recipient, channel=channel)
     data = {"recipient": recipient, "channel": channel, "cancelled": cancelled}
     shown = f"gets nothing on {_where(channel)}; scheduled messages cancelled: {cancelled}"
-    output.tell(data, f"{escape(recipient)} {shown}", as_json=as_json, soft_wrap=True)
+    output.tell(data, f"{recipient} {shown}", as_json=as_json)
 
 
 @command("dispatcher unsuppress ada@example.org")
@@ -49,10 +48,9 @@ def unsuppress(recipient: Recipient, channel: OneChannel = None, as_json: AsJson
     """
     with Dispatcher() as dispatcher:
         left = dispatcher.unsuppress(recipient, channel=channel)
-    shown = [f"still gets nothing on {_where(each.channel)}" for each in left]
-    text = "\n".join(f"{escape(recipient)} {each}" for each in shown or ["is not suppressed"])
-    data = {"recipient": recipient, "suppressed": left}
-    output.tell(data, text, as_json=as_json, soft_wrap=True)
+    shown = [f"still gets nothing on {_where(optout.channel)}" for optout in left]
+    text = "\n".join(f"{recipient} {line}" for line in shown or ["is not suppressed"])
+    output.tell({"recipient": recipient, "suppressed": left}, text, as_json=as_json)
 
 
 @command(
@@ -93,9 +91,10 @@ def suppressed(
 ) -> None:
     """List all suppressions, or those of one recipient."""
     with Dispatcher() as dispatcher:
-        found = list(islice(dispatcher.suppressed(recipient), limit))
-    rows = ((each.recipient, each.channel or "all", each.created_at) for each in found)
-    output.tell_rows(found, ("recipient", "channel", "since (UTC)"), rows, as_json=as_json)
+        optouts = list(islice(dispatcher.suppressed(recipient), limit))
+    headings = ("recipient", "channel", "since (UTC)")
+    rows = ((optout.recipient, optout.channel or "all", optout.created_at) for optout in optouts)
+    output.tell_rows(optouts, headings, rows, as_json=as_json, otherwise="nobody has opted out")
 
 
 @command("dispatcher pause channel sms", "dispatcher pause campaign summer")
@@ -105,8 +104,8 @@ def pause(kind: Kind, name: Name, as_json: AsJson = False) -> None:
     Submits go on. What a worker has claimed is still sent. Prints all pauses.
     """
     with Dispatcher() as dispatcher:
-        found = dispatcher.pause(kind, name)
-    _print_pauses(found, as_json=as_json)
+        pauses = dispatcher.pause(kind, name)
+    _print_pauses(pauses, as_json=as_json)
 
 
 @command("dispatcher resume channel sms")
@@ -116,16 +115,15 @@ def resume(kind: Kind, name: Name, as_json: AsJson = False) -> None:
     Prints the pauses that remain.
     """
     with Dispatcher() as dispatcher:
-        found = dispatcher.resume(kind, name)
-    _print_pauses(found, as_json=as_json)
+        pauses = dispatcher.resume(kind, name)
+    _print_pauses(pauses, as_json=as_json)
 
 
-def _print_pauses(found: Sequence[Pause], *, as_json: bool) -> None:
-    titles = ("kind", "name", "paused since (UTC)")
-    rows = [(each.kind, each.name, each.paused_at) for each in found]
-    shown = output.listed(titles, rows) if rows else "nothing is paused"
-    output.tell(found, shown, as_json=as_json)
+def _print_pauses(pauses: Sequence[Pause], *, as_json: bool) -> None:
+    rows = [(pause.kind, pause.name, pause.paused_at) for pause in pauses]
+    table = output.listed(("kind", "name", "paused since (UTC)"), rows)
+    output.tell(pauses, table if pauses else "nothing is paused", as_json=as_json)
 
 
 def _where(channel: str | None) -> str:
-    return "every channel" if channel is None else f"channel {escape(channel)}"
+    return "every channel" if channel is None else f"channel {channel}"

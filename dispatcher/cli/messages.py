@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from operator import itemgetter
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
 from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, command, say_warning
 from dispatcher.cli.filters import complete_channel, parameters_of
 from dispatcher.client import Dispatcher, app_of
 from dispatcher.errors import InvalidDraft, StoreUnavailable
-from dispatcher.message import Attempt, Message, OnConflict, OnUnknown, Outcome, Status, read_json
+from dispatcher.message import (
+    Attempt,
+    Message,
+    OnConflict,
+    OnUnknown,
+    Outcome,
+    Status,
+    read_json,
+    visible_text,
+)
 from dispatcher.settings import Settings
 from dispatcher.submission.story import Story, coming
 
@@ -185,7 +196,7 @@ def next_slot(*, wish: _SlotOptions, as_json: AsJson = False) -> None:
             except StoreUnavailable as error:
                 say_warning(f"whether the recipient has opted out is not known: {error}")
     data = {"next_slot": slot} | ({} if suppressed is None else {"suppressed": suppressed})
-    output.tell(data, escape(output.local_text(slot, wish.zone)), as_json=as_json)
+    output.tell(data, output.local_text(slot, wish.zone), as_json=as_json)
     if as_json:
         return
     if suppressed:
@@ -197,7 +208,7 @@ def next_slot(*, wish: _SlotOptions, as_json: AsJson = False) -> None:
 
 def _tell(message: Message, *, as_json: bool) -> None:
     text = output.outcome_text(message, with_time=True)
-    output.tell(output.message_data(message), text, as_json=as_json, soft_wrap=True)
+    output.tell(output.message_data(message), text, as_json=as_json)
 
 
 def left_out_without_channel(settings: Settings) -> str | None:
@@ -208,36 +219,35 @@ def left_out_without_channel(settings: Settings) -> str | None:
     return "without --channel the quotas and quiet hours of channels are not considered"
 
 
-_Event = tuple[datetime | None, str, str]
+_Event = tuple[datetime | None, str | Text, str]
 """When something happened, what, and a detail."""
 
 
 def _show(story: Story) -> None:
-    facts: list[tuple[str, str]] = []
-    for name, value in output.message_data(story.message).items():
-        if value is not None:
-            text = str(value)
-            if name == "body":
-                text = json.dumps(value, ensure_ascii=False)
-            elif name == "scopes":
-                text = ", ".join(f"{kind}={scope}" for kind, scope in value.items())
-            style = output.status_text(story.message.status)
-            shown = style if name == "status" else output.as_it_is(text)
-            facts.append((f"[bold]{name}[/]", shown))
-    if story.status_host is not None:
-        notified = story.notified_status
-        shown = "nothing yet" if notified is None else output.status_text(notified)
-        facts.append(("[bold]notified[/]", f"{shown} to {escape(story.status_host)}"))
-    output.out.print(output.described(facts))
-    output.out.print("\n[italic]what happened[/]")
-    events = [
-        (f"[dim]{_moment(at)}[/]", what, output.as_it_is(detail))
-        for at, what, detail in _events(story)
+    message, told = story.message, story.notified_status or "nothing yet"
+    facts = output.message_data(message) | {
+        "status": output.status_text(message.status),
+        "body": json.dumps(message.body, ensure_ascii=False),
+        "scopes": ", ".join(f"{kind}={name}" for kind, name in message.scopes.items()) or None,
+        "notified": f"{told} to {story.status_host}" if story.status_host else None,
+    }
+    rows = [
+        (_bold(name), value if isinstance(value, Text) else str(value))
+        for name, value in facts.items()
+        if value is not None
     ]
-    output.out.print(output.described(events))
+    output.out.print(output.listed(("", ""), rows, wraps=True))
+    output.out.print("\nwhat happened", style="italic")
+    events = [(Text(_moment(at), style="dim"), what, detail) for at, what, detail in _events(story)]
+    output.out.print(output.listed(("", "", ""), events, wraps=True))
     what, at = coming(story)
-    output.out.print(f"\n[bold]next:[/] {escape(what)}", soft_wrap=True, end="")
-    output.out.print(f" [dim]{_moment(at)}[/]" if at else "")
+    text = Text.assemble("\n", _bold("next:"), f" {visible_text(what)} ", (_moment(at), "dim"))
+    text.rstrip()
+    output.out.print(text, soft_wrap=True)
+
+
+def _bold(text: str) -> Text:
+    return Text(text, style="bold")
 
 
 def _story_data(story: Story) -> dict[str, Any]:
@@ -255,45 +265,39 @@ def _story_data(story: Story) -> dict[str, Any]:
     }
 
 
-def _events(story: Story) -> list[_Event]:
+def _events(story: Story) -> Iterator[_Event]:
     message = story.message
-    asked_at = message.asked_at
-    # Only the last time asked for is stored.
-    events: list[_Event] = [
-        (message.created_at, "submitted", ""),
-        (None, "asked for", _moment(asked_at or message.send_at)),
-    ]
+    asked_at, enqueued_at = message.asked_at, message.enqueued_at
+    yield message.created_at, "submitted", ""
+    yield None, "asked for", _moment(asked_at or message.send_at)  # only the last one is stored
     if asked_at is not None:
-        shift = f"from {_moment(asked_at)} to {_moment(message.send_at)}"
-        events.append((None, "shifted", shift))
+        yield None, "shifted", f"from {_moment(asked_at)} to {_moment(message.send_at)}"
     if story.reservations is None:
-        events.append((None, "[yellow]reserved[/]", "Redis does not answer"))
+        yield None, Text("reserved", style="yellow"), "Redis does not answer"
     for reservation in story.reservations or ():
         if reservation.at is not None:
-            detail = f"{_moment(reservation.at)} of {reservation.scope}"
-            events.append((None, "reserved", detail))
+            yield None, "reserved", f"{_moment(reservation.at)} of {reservation.scope}"
         elif message.status not in (Status.CANCELLED, Status.EXPIRED):
-            events.append((None, "[dim]no reservation[/]", f"of {reservation.scope} any more"))
-    enqueued_at = message.enqueued_at
-    enqueued: list[_Event] = [(enqueued_at, "enqueued", "to Celery")] if enqueued_at else []
-    for number, attempt in enumerate(story.attempts, start=1):
-        if enqueued_at is not None and enqueued_at <= attempt.started_at:
-            events += enqueued
-            enqueued = []
-        events += _of_attempt(number, attempt)
-    events += enqueued
+            yield None, Text("no reservation", style="dim"), f"of {reservation.scope} any more"
+    tries: list[tuple[datetime, list[_Event]]] = [
+        (attempt.started_at, _of_attempt(number, attempt))
+        for number, attempt in enumerate(story.attempts, start=1)
+    ]
+    if enqueued_at is not None:
+        tries.append((enqueued_at, [(enqueued_at, "enqueued", "to Celery")]))
+    for _, events in sorted(tries, key=itemgetter(0)):
+        yield from events
     last = story.attempts[-1].outcome if story.attempts else None
     if message.finished_at is not None and (message.status, last) != (Status.SENT, Outcome.SENT):
-        events.append((message.finished_at, output.status_text(message.status), ""))
-    return events
+        yield message.finished_at, output.status_text(message.status), ""
 
 
 def _of_attempt(number: int, attempt: Attempt) -> list[_Event]:
     began = (attempt.started_at, f"attempt {number}", "claimed by a worker")
     if attempt.outcome is None:
-        return [began, (None, "[blue]under way[/]", "")]
-    word = f"[{_OUTCOMES[attempt.outcome]}]{attempt.outcome.value}[/]"
-    return [began, (attempt.finished_at, word, attempt.error or attempt.receipt or "")]
+        return [began, (None, Text("under way", style="blue"), "")]
+    outcome = Text(attempt.outcome.value, style=_OUTCOMES[attempt.outcome])
+    return [began, (attempt.finished_at, outcome, attempt.error or attempt.receipt or "")]
 
 
 def _moment(instant: datetime | None) -> str:

@@ -9,12 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime, timedelta
-from enum import Enum
 from typing import Any
 from uuid import UUID
 
 from rich.console import Console, Group, RenderableType
-from rich.markup import escape
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -37,7 +35,6 @@ STYLES = {
 
 _JSON = frozenset({str, int, float, bool})
 _WIDEST = 10_000
-_GAP = 2
 _PIPED_WIDTH = 160
 """Columns without a terminal: enough that no word is broken."""
 
@@ -46,20 +43,12 @@ class Terminal(Console):
     """A console that escapes control characters, so that no terminal obeys foreign text."""
 
     def render(self, *given: Any, **more: Any) -> Iterator[Segment]:
-        """Yield the segments, escaped by :func:`visible_text` except for line ends."""
         for text, style, control in super().render(*given, **more):
-            shown = text if control else "\n".join(map(visible_text, text.split("\n")))
-            yield Segment(shown, style, control)
+            yield Segment(text if control else visible_lines(text), style, control)
 
 
 _is_known = "COLUMNS" in os.environ or (sys.stdout is not None and sys.stdout.isatty())
-out = Terminal(highlight=False, width=None if _is_known else _PIPED_WIDTH)
-
-
-def as_it_is(text: str) -> str:
-    """Return foreign text for a table, without markup."""
-    return escape(visible_text(text))
-
+out = Terminal(markup=False, highlight=False, width=None if _is_known else _PIPED_WIDTH)
 
 written: list[str] = []
 """The JSON that this run of a command has written so far."""
@@ -73,13 +62,18 @@ def as_object(value: object) -> None:
     _write(json.dumps(plain(value), ensure_ascii=False, indent=2))
 
 
-def tell(
-    data: object, shown: RenderableType, *, as_json: bool, soft_wrap: bool | None = None
-) -> None:
+def _write(text: str) -> None:
+    if not written:
+        written.append(text[:1])
+    print(visible_lines(text))  # noqa: T201 - it is the output
+
+
+def tell(data: object, shown: RenderableType, *, as_json: bool) -> None:
+    """Print JSON, or what people are shown; a text is not wrapped."""
     if as_json:
         as_object(data)
     else:
-        out.print(shown, soft_wrap=soft_wrap)
+        out.print(shown, soft_wrap=isinstance(shown, str | Text))
 
 
 def tell_rows(
@@ -88,7 +82,7 @@ def tell_rows(
     rows: Iterable[Sequence[Cell]],
     *,
     as_json: bool,
-    otherwise: str | None = None,
+    otherwise: str,
 ) -> None:
     """Print a list: as JSON, a line each, or as a table, or what is said ``otherwise`` if empty."""
     if as_json:
@@ -96,16 +90,10 @@ def tell_rows(
             as_line(value)
         return
     cells = list(rows)
-    out.print(listed(headings, cells) if cells or otherwise is None else otherwise)
+    out.print(listed(headings, cells) if cells else otherwise)
 
 
-def _write(text: str) -> None:
-    if not written:
-        written.append(text[:1])
-    print(plain_json(text))  # noqa: T201 - it is the output
-
-
-def plain_json(text: str) -> str:
+def visible_lines(text: str) -> str:
     return "\n".join(map(visible_text, text.split("\n")))
 
 
@@ -121,17 +109,15 @@ def plain(value: object) -> Any:
         return as_text(value)
     if isinstance(value, timedelta):
         return value.total_seconds()
-    if isinstance(value, Enum):
-        value = value.value
-    elif is_dataclass(value):
-        value = {each.name: getattr(value, each.name) for each in fields(value)}
+    if is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
     elif isinstance(value, tuple) and hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, Mapping):
-        return {plain(name): plain(each) for name, each in value.items()}
+        return {plain(name): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
-    return value if isinstance(value, str | int | float | None) else str(value)
+        return [plain(item) for item in value]
+    return value if isinstance(value, int | float) else str(value)
 
 
 def message_data(message: Message) -> dict[str, Any]:
@@ -140,17 +126,17 @@ def message_data(message: Message) -> dict[str, Any]:
 
 
 def error_data(error: DispatcherError) -> dict[str, Any]:
-    carried = {name: each for name, each in vars(error).items() if name[0] != "_"}
+    carried = {name: value for name, value in vars(error).items() if name[0] != "_"}
     return {"error": type(error).__name__, "text": str(error)} | carried
 
 
-def outcome_text(message: Message, *, with_time: bool = False) -> str:
-    text = f"{message.id} is {status_text(message.status)}"
-    if not with_time:
-        return text
-    text += f" for {local_text(message.send_at, message.zone)}"
-    asked_at = message.asked_at
-    return text if asked_at is None else f"{text}; requested: {local_text(asked_at, message.zone)}"
+def outcome_text(message: Message, *, with_time: bool = False) -> Text:
+    text = Text.assemble(f"{message.id} is ", status_text(message.status))
+    if with_time:
+        text.append(f" for {local_text(message.send_at, message.zone)}")
+        if message.asked_at is not None:
+            text.append(f"; requested: {local_text(message.asked_at, message.zone)}")
+    return text
 
 
 def local_text(instant: datetime, zone: str | None) -> str:
@@ -178,19 +164,33 @@ Cell = Text | str | int | UUID | datetime | timedelta | None
 
 
 def listed(
-    headings: Sequence[str], rows: Sequence[Sequence[Cell]], *, right: Sequence[str] = ()
+    headings: Sequence[str],
+    rows: Iterable[Sequence[Cell]],
+    *,
+    right: Sequence[str] = (),
+    wraps: bool = False,
 ) -> RenderableType:
     """Return rows as a table, or their cells below each other where the terminal is too narrow.
 
-    So no id, number or recipient is broken over lines. Columns ``right`` are aligned to the right.
+    So no id, number or recipient is broken over lines. Columns ``right`` are aligned to the right;
+    with ``wraps`` the last column is wrapped between words.
     """
     texts = [list(map(_text, row)) for row in rows]
-    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
-    for heading in headings:
-        table.add_column(heading, no_wrap=True, justify="right" if heading in right else "left")
+    table = Table(
+        box=None, header_style="bold", show_header=any(headings), padding=(0, 1 + wraps, 0, 0)
+    )
+    for number, heading in enumerate(headings):
+        cells = [Text(visible_text(heading)), *(row[number] for row in texts)]
+        is_wrapped = wraps and number == len(headings) - 1
+        table.add_column(
+            cells[0],
+            min_width=None if is_wrapped else max(cell.cell_len for cell in cells),
+            no_wrap=not is_wrapped,
+            justify="right" if heading in right else "left",
+        )
     for row in texts:
         table.add_row(*row)
-    if out.measure(table, options=out.options.update(width=_WIDEST)).maximum <= out.width:
+    if out.measure(table, options=out.options.update(width=_WIDEST)).minimum <= out.width:
         return table
     lines: list[Text] = []
     for first, *others in texts:
@@ -201,33 +201,10 @@ def listed(
                 head = Text(name, style="dim")
                 line = Text.assemble(head, cell)
                 lines += [line] if line.cell_len <= out.width else [head, cell]
-    zones = dict.fromkeys(each.partition(" (")[2].rstrip(")") for each in headings)
+    zones = dict.fromkeys(heading.partition(" (")[2].rstrip(")") for heading in headings)
     lines += [Text(f"times: {zone}", style="dim") for zone in zones if zone]
     for line in lines:
         line.overflow = "fold"
-    return Group(*lines)
-
-
-def described(rows: Sequence[Sequence[str]]) -> RenderableType:
-    """Return rows of markup whose last cell is a text that is wrapped beside the others.
-
-    Where that would break a word of it, as the id or the recipient in it, it stands below them.
-    """
-    cells = [[Text.from_markup(each) for each in row] for row in rows]
-    widths = [max(each.cell_len for each in column) for column in zip(*cells, strict=True)][:-1]
-    beside = out.width - sum(widths) - _GAP * len(widths)
-    lines: list[RenderableType] = []
-    for *heads, text in cells:
-        text.overflow = "fold"
-        if out.measure(text, options=out.options.update(width=_WIDEST)).minimum <= beside:
-            line = Table.grid(padding=(0, _GAP, 0, 0))
-            for width in widths:
-                line.add_column(width=width, no_wrap=True)
-            line.add_column()
-            line.add_row(*heads, text)
-            lines.append(line)
-        else:
-            lines += [Text(" ").join(each for each in heads if each), text]
     return Group(*lines)
 
 
@@ -236,7 +213,7 @@ def _text(cell: Cell) -> Text:
         case Text():
             return cell
         case Status():
-            return Text.assemble((cell.value, STYLES[cell]))
+            return status_text(cell)
         case datetime():
             return Text(second_text(cell))
         case timedelta():
@@ -246,8 +223,8 @@ def _text(cell: Cell) -> Text:
     return Text("" if cell is None else visible_text(str(cell)))
 
 
-def status_text(status: Status) -> str:
-    return f"[{STYLES[status]}]{status.value}[/]"
+def status_text(status: Status) -> Text:
+    return Text.assemble((status.value, STYLES[status]))
 
 
 def second_text(instant: datetime, zone: str | None = None) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -173,9 +173,21 @@ def add(
 def list_(as_json: AsJson = False) -> None:
     """List all keys, without their secrets."""
     with closing(App(Settings.load())) as app:
-        found = app.api_keys.named()
+        stored = app.api_keys.named()
     titles = ("id", "name", "rights", "channels", "scope", "last used (UTC)", "ends (UTC)")
-    output.tell_rows(found, titles, map(_row, found), as_json=as_json)
+    rows = [
+        (
+            key.id,
+            key.name,
+            ", ".join(key.rights),
+            ", ".join(key.channels or ("all",)),
+            "=".join(key.scope) if key.scope else "all",
+            key.last_used_at or "never",
+            key.revoked_at or key.expires_at or "never",
+        )
+        for key in stored
+    ]
+    output.tell_rows(stored, titles, rows, as_json=as_json, otherwise="there are no keys")
 
 
 @command("dispatcher keys rotate shop --overlap '1 hour'", of=keys)
@@ -207,18 +219,5 @@ def revoke(
 
 
 def _show_new(key: ApiKey, token: str, *, as_json: bool) -> None:
-    note = f"[dim]id {key.id}, name {output.as_it_is(key.name)}; the key is not shown again[/]"
-    data = {**key._asdict(), "key": token}
-    output.tell(data, f"{token}\n{note}", as_json=as_json, soft_wrap=True)
-
-
-def _row(key: ApiKey) -> tuple[Any, ...]:
-    return (
-        key.id,
-        key.name,
-        ", ".join(key.rights),
-        ", ".join(key.channels or ("all",)),
-        "=".join(key.scope) if key.scope else "all",
-        key.last_used_at or "never",
-        key.revoked_at or key.expires_at or "never",
-    )
+    note = f"id {key.id}, name {key.name}; the key is not shown again"
+    output.tell({**key._asdict(), "key": token}, f"{token}\n{note}", as_json=as_json)

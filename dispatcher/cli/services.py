@@ -85,7 +85,7 @@ def up() -> None:
     given = settings.model_dump(exclude={"data_dir", *own})
     elsewhere = [name for name, address in own.items() if getattr(settings, name) != address]
     with until_stopped() as stopped, environment(folder, **given, tell=say_error) as running:
-        output.out.print(f"[green]up[/] in {running.data_dir} – Ctrl-C ends it")
+        output.out.print(f"up in {running.data_dir} – Ctrl-C ends it")
         if elsewhere:
             say_warning(
                 f"the settings name servers of their own ({', '.join(elsewhere)}): what a second "
@@ -127,7 +127,7 @@ def _shown(running: Settings) -> Iterator[Callable[[], None]]:
             *lines, rest = (rest + log.read()).split("\n")
             for line in lines:
                 if line.startswith(starts):
-                    output.out.print(line, markup=False, highlight=False, soft_wrap=True)
+                    output.out.print(line, soft_wrap=True)
 
         yield show_more
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
-from datetime import datetime, timedelta
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
 from threading import Event
 from typing import Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
-from rich.live import Live
 from rich.text import Text
 
 from dispatcher.celery.configuration import DUTIES
@@ -20,24 +18,25 @@ from dispatcher.cli.progress import until_stopped
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidValue, Unavailable
 from dispatcher.limiters.permits import ChannelFill
-from dispatcher.message import Status, visible_text
-from dispatcher.operations.overview import By, FullestQuota, LoadToCome, Overview, Tops
+from dispatcher.message import Status
+from dispatcher.operations.overview import By, LoadToCome, Overview, Tops
 from dispatcher.quota import parse_length
 from dispatcher.reservation import Refusals
-from dispatcher.store.listing import Counts, Load, Of
+from dispatcher.store.listing import Of
 from dispatcher.telemetry.liveness import Sign
-from dispatcher.times.clock import SystemClock
 from dispatcher.times.lengths import length_text
 
-_LIVE = (Status.SCHEDULED, Status.SENDING, Status.HELD)
-_ENDED = (Status.SENT, Status.FAILED, Status.EXPIRED, Status.CANCELLED)
-_BAR = 16
-_LATE_DUTY = timedelta(seconds=30)
+_STATUSES = (
+    Status.SCHEDULED,
+    Status.SENDING,
+    Status.HELD,
+    Status.SENT,
+    Status.FAILED,
+    Status.EXPIRED,
+    Status.CANCELLED,
+)
 _NEARLY = 0.8
-_PAUSE = 9
-"""Ratio of the pause after a read to its length: reading takes at most a tenth of the time."""
 _LEAST = timedelta(milliseconds=100)
-_MINUTE = timedelta(minutes=1)
 
 
 @command(
@@ -146,175 +145,142 @@ def _watch(
     *,
     as_json: bool,
 ) -> None:
-    clock = SystemClock()
-    screen = Live(console=output.out, auto_refresh=False, screen=True)
-    is_live = output.out.is_terminal and not as_json
-    with screen if is_live else nullcontext():
-        while not stopped.is_set():
-            began = clock.monotonic()
-            try:
-                data, shown = read()
-            except Unavailable as error:
-                data = {"error": str(error)}
-                shown = Text(f"{error}; looking again", style="red")
-            if is_live:
-                screen.update(shown, refresh=True)
-            elif as_json:
-                output.as_line(data)
-            else:
-                output.out.print(shown)
-            took = clock.monotonic() - began
-            stopped.wait(max(every.total_seconds() - took, _PAUSE * took))
+    while not stopped.is_set():
+        try:
+            data, shown = read()
+        except Unavailable as error:
+            data = {"error": str(error)}
+            shown = Text(f"{error}; looking again", style="red")
+        if as_json:
+            output.as_line(data)
+        else:
+            output.out.clear()  # of a terminal
+            output.out.print(shown)
+        stopped.wait(every.total_seconds())
 
 
-def overview_picture(found: Overview) -> RenderableType:
-    lines: list[RenderableType] = [
-        Text.assemble(("dispatcher status", "bold"), f"  {output.second_text(found.now)} UTC"),
-        "",
-        *_counts(found.counts),
-        "",
-        _load(found.load),
-        "",
-        *_troubles(found),
+def overview_picture(overview: Overview) -> RenderableType:
+    counts = overview.counts
+    more = "" if counts.complete else "; more than 1,000,000, so not all are counted"
+    parts: list[RenderableType] = [
+        Text.assemble(("dispatcher status", "bold"), f"  {output.second_text(overview.now)} UTC\n"),
+        counts_picture(counts.by_channel),
+        Text(f"what has ended: within {length_text(counts.since)}{more}\n", style="dim italic"),
+        _work(overview),
         "",
     ]
-    if found.limits:
-        lines += [_limits(found.limits), ""]
-    if found.silence is None:
-        lines += [*_signs("worker", found.workers), *_signs("beat", found.beats), _duties(found)]
+    if overview.limits:
+        parts += [_limits(overview.limits), ""]
+    if overview.silence is None:
+        parts.append(_signs(overview))
     else:
-        text = f"not known, because Redis does not answer: {found.silence}"
-        lines.append(Text(text, style="red"))
-    return Group(*lines)
+        text = f"not known, because Redis does not answer: {overview.silence}"
+        parts.append(Text(text, style="red"))
+    return Group(*parts)
+
+
+def _work(overview: Overview) -> RenderableType:
+    load, overdue, rejected = overview.load, overview.overdue, overview.items_rejected
+    due = f"{sum(load.minutes):,} due, at most {max(load.minutes, default=0):,} a minute"
+    if not load.complete:
+        due += ", and more"
+    late = f"{overdue.many:,}, the oldest for {length_text(overdue.longest)}"
+    pauses = ", ".join(f"{pause.kind} {pause.name}" for pause in overview.pauses)
+    wrong = (
+        ("overdue", overdue.many, f"{late}: dispatcher show {overdue.oldest}", "red"),
+        ("held", overview.held, f"{overview.held:,} wait for a person: dispatcher held", "magenta"),
+        ("paused", pauses, f"{pauses}: dispatcher resume", "yellow"),
+        ("rejected", rejected, f"{rejected} broker items were no tasks: see workers' logs", "red"),
+    )
+    rows = [("next hour", Text(due))]
+    for name, count, text, style in wrong:
+        rows.append((name, Text(text, style=style) if count else Text("none", style="green")))
+    return output.listed(("", ""), rows, wraps=True)
+
+
+def _signs(overview: Overview) -> RenderableType:
+    rows: list[tuple[output.Cell, ...]] = []
+    never = Text("never", style="red")
+    for kind, signs in (("worker", overview.workers or ()), ("beat", overview.beats or ())):
+        rows += [(kind, sign.name, _seen(sign)) for sign in signs]
+        if not any(sign.is_alive for sign in signs):
+            rows.append((kind, Text(f"no {kind} is alive", style="red"), None))
+    duties = {sign.name: sign for sign in overview.duties or ()}
+    for name, duty in DUTIES.items():
+        if name in duties or not duty.is_needed:
+            rows.append(("sweep", name, _seen(duties[name]) if name in duties else never))
+    return output.listed(("", "", "last seen"), rows)
+
+
+def _seen(sign: Sign) -> Text:
+    return Text(f"{length_text(sign.age)} ago", style="green" if sign.is_alive else "red")
 
 
 def counts_picture(counts: Mapping[str, Mapping[Status, int]]) -> RenderableType:
-    statuses = (*_LIVE, *_ENDED)
-    names = [each.value for each in statuses]
-    rows: list[tuple[output.Cell, ...]] = [
-        (channel, *(_number(each, some.get(each, 0)) for each in statuses))
-        for channel, some in counts.items()
-    ]
+    rows = list(_every_status(counts).items())
     if not rows:
         return Text("no messages", style="dim")
     if len(rows) > 1:
-        totals = (sum(some.get(each, 0) for some in counts.values()) for each in statuses)
-        rows.append(("all", *map(_number, statuses, totals)))
-    return output.listed(("channel", *names), rows, right=names)
+        totals = {status: sum(some[status] for _, some in rows) for status in _STATUSES}
+        rows.append(("all", totals))
+    zero = Text("0", style="dim")
+    cells = [(channel, *(many or zero for many in some.values())) for channel, some in rows]
+    names = [status.value for status in _STATUSES]
+    return output.listed(("channel", *names), cells, right=names)
 
 
 def _every_status(counts: Mapping[str, Mapping[Status, int]]) -> dict[str, dict[Status, int]]:
     return {
-        channel: {status: some.get(status, 0) for status in (*_LIVE, *_ENDED)}
+        channel: {status: some.get(status, 0) for status in _STATUSES}
         for channel, some in counts.items()
     }
 
 
-def _counts(counts: Counts) -> tuple[RenderableType, Text]:
-    more = "" if counts.complete else "; more than 1,000,000, so not all are counted"
-    ended = f"what has ended: within {length_text(counts.since)}{more}"
-    return counts_picture(counts.by_channel), Text(ended, style="dim italic")
-
-
-def _load(load: Load) -> Text:
-    total = sum(load.minutes)
-    due = f"  {total:,} due"
-    if total:
-        due += f", at most {max(load.minutes):,} a minute"
-    if not load.complete:
-        due += ", and more"
-    return Text.assemble((f"next {len(load.minutes)} minutes", "bold"), due)
-
-
-def _troubles(found: Overview) -> list[Text]:
-    late = found.overdue
-    lines = [_line("overdue", "none", "green"), _line("held", "none", "green")]
-    if late.many:
-        oldest = f"the oldest for {length_text(late.longest)}: dispatcher show {late.oldest}"
-        lines[0] = _line("overdue", f"{late.many:,}, {oldest}", "red")
-    if found.held:
-        text = f"{found.held:,} wait for a person: dispatcher held"
-        lines[1] = _line("held", text, "magenta")
-    if found.pauses:
-        names = ", ".join(f"{pause.kind} {pause.name}" for pause in found.pauses)
-        lines.append(_line("paused", f"{names}: dispatcher resume", "yellow"))
-    if found.items_rejected:
-        text = f"{found.items_rejected:,} items of the broker were no tasks: see the workers' logs"
-        lines.append(_line("rejected", text, "red"))
-    return lines
-
-
-def _line(name: str, text: str, style: str) -> Text:
-    return Text(f"{name:9}", style="bold").append(text, style=style)
-
-
 def _limits(channels: Iterable[ChannelFill]) -> RenderableType:
+    rows = [
+        (
+            channel.channel,
+            fill.limit,
+            _fill(fill.used, fill.most),
+            channel.waiting or "",
+            channel.closed_until,
+        )
+        for channel in channels
+        for fill in channel.limits
+    ]
+    headings = ("channel", "limit", "used", "waiting", "closed until (UTC)")
+    return output.listed(headings, rows, right=("used", "waiting"))
+
+
+def tops_picture(ranking: Tops) -> RenderableType:
     rows: list[tuple[output.Cell, ...]] = []
-    for channel in channels:
-        notes = [f"{channel.waiting:,} wait"] if channel.waiting else []
-        if channel.closed_until is not None:
-            notes.append(f"[red]closed until {channel.closed_until:%H:%M:%S}[/]")
-        head = (channel.channel, Text.from_markup(", ".join(notes)))
-        for fill in channel.limits:
-            rows.append((head[0], fill.limit, _bar(fill.used, fill.most), head[1]))
-            head = ("", Text())
-    return output.listed(("limits", "", "", ""), rows)
-
-
-def _signs(what: str, signs: Sequence[Sign] | None) -> list[Text]:
-    signs = signs or ()
-    line = _line(f"{what}s", f"no {what} is alive", "red")
-    if alive := [sign.name for sign in signs if sign.is_alive]:
-        line = _line(f"{what}s", f"{len(alive)} alive  ", "green")
-        line.append(", ".join(alive), style="dim")
-    lost = (
-        f"{'':9}{sign.name} was last seen {length_text(sign.age)} ago"
-        for sign in signs
-        if not sign.is_alive
-    )
-    return [line, *(Text(text, style="yellow") for text in lost)]
-
-
-def _duties(found: Overview) -> Text:
-    line = _line("sweep", "", "dim")
-    ages = {each.name: each.age for each in found.duties or ()}
-    shown = [name for name, each in DUTIES.items() if name in ages or not each.is_needed]
-    for number, name in enumerate(shown):
-        age = ages.get(name)
-        slow = DUTIES[name].interval == "sweep_interval" and (age is None or age > _LATE_DUTY)
-        text = "never" if age is None else f"{length_text(age)} ago"
-        line.append(f"{', ' if number else ''}{name} ").append(text, style="red" if slow else "dim")
-    return line
-
-
-def tops_picture(found: Tops) -> RenderableType:
-    table = output.listed(
-        (found.of, "messages", "next (UTC)", "fullest quota", "from (UTC)"),
-        [(each.name, each.messages, each.next_at, *_fullest(each.fullest)) for each in found.tops],
-        right=("messages",),
-    )
-    parts: list[RenderableType] = [table] if found.tops else []
-    if not found.tops:
-        parts.append(Text(f"nothing is due within {length_text(found.within)}"))
-    if not found.complete:
+    for top in ranking.tops:
+        fullest: tuple[output.Cell, ...] = (Text("–", style="dim"), None, None)
+        if (full := top.fullest) is not None:
+            fullest = (_fill(full.booked, full.most), full.quota, full.at)
+        rows.append((top.name, top.messages, top.next_at, *fullest))
+    headings = (ranking.of, "messages", "next (UTC)", "fullest", "quota", "from (UTC)")
+    parts = [output.listed(headings, rows, right=("messages", "fullest"))]
+    if not rows:
+        parts = [Text(f"nothing is due within {length_text(ranking.within)}")]
+    if not ranking.complete:
         parts.append(Text("more than 1,000,000 are due: only the soonest are counted", style="red"))
-    if found.silence is not None:
-        parts.append(Text(f"quotas are not known: {found.silence}", style="red"))
+    if ranking.silence is not None:
+        parts.append(Text(f"quotas are not known: {ranking.silence}", style="red"))
     return Group(*parts)
 
 
-def load_picture(found: LoadToCome, *, limit: int) -> RenderableType:
+def load_picture(load: LoadToCome, *, limit: int) -> RenderableType:
     names = ("minute (UTC)", "due", "waiting", "the last leaves (UTC)", "")
-    lines: list[RenderableType] = []
-    for channel in found.channels:
+    parts: list[RenderableType] = []
+    for channel in load.channels:
         due = sum(minute.due for minute in channel.minutes)
         overbooked = sum(minute.overbooked for minute in channel.minutes)
         late = f", {channel.late:,} late" if channel.late else ""
+        counted = f"{due:,} due{late}; {', '.join(channel.limits) or 'no limits'}"
         most = f"; {overbooked:,} minutes are overbooked" if overbooked else ""
-        counted = f"  {due:,} due{late}; {', '.join(channel.limits) or 'no limits'}"
-        name = visible_text(channel.channel)
-        lines.append(Text.assemble((name, "bold"), counted, (most, "red")))
-        fullest = sorted(channel.minutes, key=lambda each: (not each.overbooked, -each.due))[:limit]
+        parts.append(Text.assemble((channel.channel, "bold"), f"  {counted}", (most, "red")))
+        ranked = sorted(channel.minutes, key=lambda minute: (not minute.overbooked, -minute.due))
         rows = [
             (
                 minute.at,
@@ -323,35 +289,41 @@ def load_picture(found: LoadToCome, *, limit: int) -> RenderableType:
                 minute.last_at or "later",
                 Text("overbooked" if minute.overbooked else "", style="red"),
             )
-            for minute in sorted(fullest, key=lambda minute: minute.at)
+            for minute in sorted(ranked[:limit], key=lambda minute: minute.at)
         ]
-        lines += [output.listed(names, rows, right=("due", "waiting")), ""]
-    if not found.channels:
-        lines.append(Text(f"nothing is due within {length_text(found.end - found.start)}"))
-    if not found.complete:
-        until = output.second_text(found.counted_until)
+        parts += [output.listed(names, rows, right=("due", "waiting")), ""]
+    if not load.channels:
+        parts.append(Text(f"nothing is due within {length_text(load.end - load.start)}"))
+    if not load.complete:
+        until = output.second_text(load.counted_until)
         text = f"more than 1,000,000 are due: all are counted only until {until} UTC"
-        lines.append(Text(text, style="red"))
-    return Group(*lines)
+        parts.append(Text(text, style="red"))
+    return Group(*parts)
 
 
-def refusals_picture(found: Refusals) -> RenderableType:
-    if not found.rules:
-        return Text(f"no submit was refused since {output.second_text(found.since)} UTC")
-    names = ("rule", "refused", "next slot within, p50", "p95")
+def refusals_picture(refusals: Refusals) -> RenderableType:
+    if not refusals.rules:
+        return Text(f"no submit was refused since {output.second_text(refusals.since)} UTC")
+    headings = ("rule", "refused", "next slot within, p50", "p95")
     rules = [
         (rule_text(rule.kind, rule.quota), rule.refused, rule.wait_p50, rule.wait_p95)
-        for rule in found.rules
+        for rule in refusals.rules
     ]
-    tables = [output.listed(names, rules, right=names[1:]), ""]
-    if found.last:
-        heads = ("refused (UTC)", "rule", "for (UTC)", "next slot (UTC)", "scope")
+    parts = [output.listed(headings, rules, right=headings[1:])]
+    if refusals.last:
+        headings_of_last = ("refused (UTC)", "rule", "for (UTC)", "next slot (UTC)", "scope")
         last = [
-            (each.at, rule_text(each.kind, each.quota), each.send_at, each.next_slot, each.scope)
-            for each in found.last
+            (
+                refusal.at,
+                rule_text(refusal.kind, refusal.quota),
+                refusal.send_at,
+                refusal.next_slot,
+                refusal.scope,
+            )
+            for refusal in refusals.last
         ]
-        tables.append(output.listed(heads, last))
-    return Group(*tables)
+        parts += [Text(), output.listed(headings_of_last, last)]
+    return Group(*parts)
 
 
 def rule_text(kind: str, quota: str | None) -> str:
@@ -360,10 +332,10 @@ def rule_text(kind: str, quota: str | None) -> str:
     return f"{quota} of each {kind}" if kind else quota
 
 
-def overview_data(found: Overview) -> dict[str, Any]:
-    counts, overdue = found.counts, found.overdue
+def overview_data(overview: Overview) -> dict[str, Any]:
+    counts, overdue, duties = overview.counts, overview.overdue, overview.duties
     return {
-        "now": found.now,
+        "now": overview.now,
         "since": counts.since,
         "counts": _every_status(counts.by_channel),
         "counts_complete": counts.complete,
@@ -372,39 +344,24 @@ def overview_data(found: Overview) -> dict[str, Any]:
             "oldest": overdue.oldest,
             "longest": overdue.longest,
         },
-        "held": found.held,
-        "pauses": found.pauses,
-        "load": found.load,
-        "limits": found.limits,
-        "workers": _signs_data(found.workers),
-        "beats": _signs_data(found.beats),
-        "duties": None if found.duties is None else {each.name: each.age for each in found.duties},
-        "items_rejected": found.items_rejected,
-        "silence": found.silence,
+        "held": overview.held,
+        "pauses": overview.pauses,
+        "load": overview.load,
+        "limits": overview.limits,
+        "workers": _signs_data(overview.workers),
+        "beats": _signs_data(overview.beats),
+        "duties": None if duties is None else {duty.name: duty.age for duty in duties},
+        "items_rejected": overview.items_rejected,
+        "silence": overview.silence,
     }
 
 
 def _signs_data(signs: Iterable[Sign] | None) -> list[dict[str, Any]] | None:
     if signs is None:
         return None
-    return [{"name": each.name, "alive": each.is_alive, "age": each.age} for each in signs]
+    return [{"name": sign.name, "alive": sign.is_alive, "age": sign.age} for sign in signs]
 
 
-def _fullest(fullest: FullestQuota | None) -> tuple[Text, datetime | None]:
-    if fullest is None:
-        return Text("–", style="dim"), None
-    text = _bar(fullest.booked, fullest.most, cells=_BAR // 2)
-    length = fullest.quota.partition("/")[2]
-    return text.append(f" per {length}"), fullest.at
-
-
-def _bar(used: int, most: int, *, cells: int = _BAR) -> Text:
-    fill = used / most
-    style = "red" if fill >= 1 else "yellow" if fill >= _NEARLY else "green"
-    full = min(cells, max(int(cells * fill), min(used, 1)))
-    text = Text("█" * full, style=style).append("░" * (cells - full), style="dim")
-    return text.append(f" {used:,}/{most:,}", style=style)
-
-
-def _number(status: Status, many: int) -> Text:
-    return Text.assemble((f"{many:,}", output.STYLES[status] if many else "dim"))
+def _fill(used: int, most: int) -> Text:
+    style = "red" if used >= most else "yellow" if used >= _NEARLY * most else "green"
+    return Text(f"{used:,}/{most:,}", style=style)

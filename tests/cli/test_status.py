@@ -60,15 +60,16 @@ def test_status_for_people_says_what_is_wrong(run: Run, some: list[Message]) -> 
     assert f"dispatcher show {some[3].id}" in out
     assert "no worker is alive" in out
     assert "no beat is alive" in out
-    assert "enqueue_due never" in out
+    assert re.search(r"^sweep +enqueue_due +never", out, re.MULTILINE)
     assert "2 due, at most 1 a minute" in out
     assert "\x1b" not in out, "no colours where it is piped"
 
 
 def test_an_empty_house_is_said_so(house: House, run: Run) -> None:
     out = run("status").out
-    for said in ("no messages", "overdue  none", "held     none"):
-        assert said in out
+    assert "no messages" in out
+    for name in ("overdue", "held", "paused", "rejected"):
+        assert re.search(rf"^{name} +none", out, re.MULTILINE)
     assert "nothing is due within 1 day" in run("top").out
     assert "no submit was refused since" in run("refusals").out
     assert run("held").out == "no messages are held\n"
@@ -81,10 +82,9 @@ def test_status_shows_workers_beats_and_duties(house: House, run: Run) -> None:
     signs.note(Kind.BEAT, {"beat@one 9": 0 * SECOND})
     signs.note(Kind.DUTY, {"rescue": 0 * SECOND, "reconcile": 2 * HOUR})
     out = run("status").out
-    assert "1 alive  celery@one 7" in out
-    assert re.search(r"celery@two 8 was last seen (7\d s|\d+ minutes?) ago", out), "70 s or later"
-    assert "1 alive  beat@one 9" in out
-    assert "reconcile 2 hours ago" in out
+    for seen in ("worker celery@one 7 +", "worker celery@two 8 +", "beat +beat@one 9 +"):
+        assert re.search(rf"^{seen}\d+ (s|ms|minutes?) ago", out, re.MULTILINE)
+    assert re.search("^sweep +reconcile +2 hours ago", out, re.MULTILINE)
     workers = run("status", "--json").data["workers"]
     assert [each["alive"] for each in workers] == [True, False]
 
@@ -164,7 +164,7 @@ def test_top_ranks_by_messages_and_tells_the_fullest_quota(
     assert (ada["messages"], ada["fullest"]["quota"]) == (5, "5/hour")
     assert (ada["fullest"]["booked"], ada["fullest"]["most"]) == (5, 5)
     out = run("top", "--limit", "1").out
-    assert "5/5 per hour" in out
+    assert re.search("5/5 +5/hour", out)
     assert "ben" not in out
     by_channel = run("top", "--of", "channel", "--json").data["tops"]
     assert [(each["name"], each["messages"]) for each in by_channel] == [("memory", 6), ("file", 1)]
