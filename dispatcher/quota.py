@@ -81,14 +81,6 @@ def _is_within(number: object, most: int) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and 1 <= number <= most
 
 
-def lacks_zone(text: object) -> str | None:
-    """Return what is wrong with a count per month without a zone; None for any other text."""
-    read = read_count(text) if isinstance(text, str) else None
-    if read is None or read[2] != "month":
-        return None
-    return f"{quoted(text)} names no zone, by whose calendar months are counted"
-
-
 def split_zone(text: str) -> tuple[str, str] | None:
     """Split ``"10/day in Europe/Berlin"`` at its ``in``; None without one."""
     match = _IN_ZONE.fullmatch(text) if len(text) <= LONGEST_TEXT else None
@@ -268,7 +260,5 @@ def _parsed(text: str, by_length: type[L], by_period: type[C]) -> L | C:
     try:
         return by_length.parse(text)
     except InvalidValue as refused:
-        if (problem := lacks_zone(text)) is not None:
-            raise by_period.refusal(problem) from None
         accepted = f"{refused.accepted}; or {by_period.ACCEPTED}"
         raise InvalidValue(refused.field, refused.problem, accepted) from None

@@ -9,7 +9,6 @@ counts against none of these, and has a window of its recipient's own that is ne
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from functools import lru_cache
 from typing import NamedTuple
 
 OWN_SCOPE = ""
@@ -34,7 +33,6 @@ class Scope(NamedTuple):
         return f"{self.kind}:{self.name}" if self.kind else self.name
 
 
-@lru_cache(maxsize=1 << 10)
 def of_scope_on(channel: str) -> str:
     """Return the kind of a message's scope on one channel."""
     return f"recipient.{channel}"
@@ -45,13 +43,11 @@ def is_recipient_kind(kind: str) -> bool:
     return kind.startswith("recipient.")
 
 
-@lru_cache(maxsize=1 << 10)
 def of_channel(channel: str) -> str:
     """Return the kind of a channel as a whole."""
     return f"channel.{channel}"
 
 
-@lru_cache(maxsize=1 << 10)
 def without_on(channel: str) -> str:
     """Return the kind that the settings have where no message of a channel has quotas."""
     return f"{WITHOUT}.{channel}"

@@ -22,7 +22,7 @@ from dispatcher.errors import InvalidValue, kind_of, plain, quoted
 from dispatcher.limiters.direct_calls import AsyncClient, Client
 from dispatcher.limiters.limit_set import LimitSet, OnError, checked_name, length_ms
 from dispatcher.limiters.limiter import AsyncLimiter, Limiter
-from dispatcher.quota import LONGEST_TEXT, MAX_LENGTH_MS, Limit, lacks_zone, read_count, split_zone
+from dispatcher.quota import LONGEST_TEXT, MAX_LENGTH_MS, Limit, read_count, split_zone
 from dispatcher.times import zones
 from dispatcher.times.clock import Clock, SystemClock
 from dispatcher.times.lengths import MILLISECOND
@@ -566,6 +566,4 @@ def _parsed(text: str) -> CountPerLength:
         return GCRA.parse(text)
     if "in" in words:
         return FixedWindow.parse(text)
-    if (problem := lacks_zone(text)) is not None:
-        raise InvalidValue("limit", problem, "'5/month in Asia/Shanghai'")
     return SlidingList.parse(text)
