@@ -82,13 +82,6 @@ def test_a_malformed_limit_is_refused(text: Any) -> None:
     assert refused.value.accepted
 
 
-@pytest.mark.parametrize("text", ["5/month", "5 per month", "2/months", "1/s; 5/month"])
-def test_a_month_is_refused_for_its_missing_zone(text: str) -> None:
-    with pytest.raises(InvalidValue, match="names no zone") as refused:
-        parse(text)
-    parse(refused.value.accepted.strip("'"))  # a limit that is accepted
-
-
 @pytest.mark.parametrize(
     "make",
     [

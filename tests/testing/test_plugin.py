@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import entry_points
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -19,11 +18,6 @@ def ran(folder: Path, *options: str, **modules: str) -> CompletedProcess[str]:
     for name, text in modules.items():
         (folder / f"{name}.py").write_text(text)
     return pytest_in(folder, "-s", *options)
-
-
-def test_it_is_an_entry_point_of_pytest() -> None:
-    [found] = [each for each in entry_points(group="pytest11") if "dispatcher" in each.value]
-    assert (found.name, found.value) == ("quota_dispatcher", "quota_dispatcher_pytest")
 
 
 def test_a_run_that_does_not_use_it_imports_nothing_heavy(tmp_path: Path) -> None:

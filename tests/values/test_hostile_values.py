@@ -9,8 +9,6 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from functools import partial
-from inspect import signature
-from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
 
@@ -20,10 +18,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from dispatcher import Dispatcher, Draft, InvalidValue, Settings, errors
-from dispatcher.celery.survey import load_app
-from dispatcher.channel import ChannelSettings
 from dispatcher.errors import DispatcherError, quoted
-from dispatcher.faults import arm
 from dispatcher.limiters import (
     GCRA,
     Concurrency,
@@ -38,15 +33,12 @@ from dispatcher.quota import (
     CalendarQuota,
     Limit,
     Quota,
-    parse_length,
     parse_limit,
     parse_quota,
 )
 from dispatcher.selection import Wanted
 from dispatcher.times.quiet_hours import Hours
 from dispatcher.times.zones import rules
-from dispatcher.transports import load
-from dispatcher.transports.base import SHIPPED, find
 from tests.support.limiters import exported_limits
 from tests.support.refusals import settings_nowhere
 
@@ -168,10 +160,6 @@ def giving(call: Callable[..., object], name: str) -> Callable[[Any], object]:
     return lambda value: call(**{name: value})
 
 
-def channel_with(**options: Any) -> Settings:
-    return Settings.load(channels={"x": {"transport": "memory"} | options})
-
-
 NOWHERE = redis.Redis(unix_socket_path="/nowhere/redis.sock", retry=Retry(NoBackoff(), 0))
 LIMITER = FixedWindow(5, "minute").on(NOWHERE)
 CALLS: dict[str, Callable[[Any], object]] = {
@@ -200,9 +188,6 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "Limits": lambda value: Limits([value]),
     "on": lambda value: FixedWindow(5, "day").on(value),
     "settings": Dispatcher,
-    "load_app": lambda value: load_app(value) if isinstance(value, str) else None,
-    "faults": lambda value: arm(value) if isinstance(value, str) and value.strip() else None,
-    "length": lambda value: parse_length(value) if isinstance(value, str) else None,
     "acquire key": LIMITER.acquire,
     "acquire n": lambda value: LIMITER.acquire("ada", n=value),
     "acquire permit": lambda value: LIMITER.acquire("ada", permit=value),
@@ -211,9 +196,7 @@ CALLS: dict[str, Callable[[Any], object]] = {
         f"on {name}": giving(partial(FixedWindow(5, "day").on, NOWHERE), name)
         for name in ("on_error", "prefix", "tag", "remember")
     },
-    **{f"setting {name}": giving(Settings.load, name) for name in Settings.model_fields},
-    **{f"channel {name}": giving(channel_with, name) for name in ChannelSettings.model_fields},
-    "channel name": lambda value: Settings.load(channels={_key(value): {"transport": "memory"}}),
+    **{f"setting {name}": giving(Settings.load, name) for name in ("quotas", "zone", "horizon")},
 }  # fmt: skip
 
 
@@ -321,49 +304,3 @@ ASKED: dict[str, Asks] = {
 def test_the_front_door_refuses_it_by_an_error_of_ours(front_door: Dispatcher, name: str) -> None:
     is_of_times = name.startswith(("submit", "reschedule"))
     judge(lambda value: ASKED[name](front_door, value), VALUES | (TIMES if is_of_times else {}))
-
-
-def _options(transport: str) -> list[str]:
-    """Return the options of a transport that ships, but what the package gives it."""
-    given = {"timeout", "clock", "resolver", "options"}
-    return [each for each in signature(find("x", transport)).parameters if each not in given]
-
-
-OPTIONS = {each: _options(each) for each in SHIPPED} | {"no:where": ["x"]}
-OPTIONS["smtp"] += ["from", "other"]  # a word of Python, and an unknown one
-
-
-@pytest.mark.parametrize(
-    ("transport", "option"), [(each, name) for each, names in OPTIONS.items() for name in names]
-)
-def test_transports_refuse_it_by_an_error_of_ours(
-    transport: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)  # where some of these are paths
-    settings = Settings.load()
-    known: dict[str, dict[str, Any]] = {
-        "smtp": {"url": "smtp://localhost", "from": "shop@shop.example"},
-        "apprise": {"urls": ["json://localhost"]},
-    }
-    good = known.get(transport, {})
-
-    def make(value: object) -> object:
-        if option == "path" and not isinstance(value, str):
-            return None
-        channel = ChannelSettings(transport=transport, options=good | {option: value})
-        return load("x", channel, settings)
-
-    judge(make)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        errors.IdempotencyConflict("y" * 255, uuid4()),
-        errors.UnknownChannel("y" * 255, ["sms"]),
-        errors.Suppressed("y" * 255),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-def test_errors_that_name_what_is_stored_cut_it(error: DispatcherError) -> None:
-    assert "y" * SHOWN not in str(error)
