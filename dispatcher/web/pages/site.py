@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections import Counter
@@ -10,7 +9,6 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property, partial
-from importlib import resources
 from itertools import chain
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import urlencode
@@ -18,14 +16,16 @@ from uuid import UUID
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.applications import Starlette
-from starlette.datastructures import UploadFile
+from starlette.datastructures import MutableHeaders, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dispatcher.app import App
 from dispatcher.client import Dispatcher, app_of, for_pages, selection_of
@@ -96,7 +96,6 @@ _EVERYWHERE = ("zone", "done", "many")
 PAGE_NAMES = {"from_at": "from", "until_at": "until", "idempotency_key": "key", "scopes": "count"}
 """Names of filters in a query by those of Python."""
 _BOXES = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
-_KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
 @dataclass(frozen=True)
@@ -318,11 +317,6 @@ class Site:
         self._admission = Admission(self.parts, self.threads, auth=self._known, rate=rate)
         self.can_sign_in = isinstance(access, SignIn)
         self.digest = digest_with(self.settings.log_key)
-        folder = resources.files("dispatcher.web.pages") / "static"
-        self.files = {each.name: each.read_bytes() for each in folder.iterdir()}
-        self.versions = {
-            name: hashlib.sha256(text).hexdigest()[:10] for name, text in self.files.items()
-        }
         self.figures: dict[Hashable, CachedRead[Any]] = {}
         self.streams = Streams()
         self.uploads = Uploads(self.parts.clock)
@@ -338,13 +332,15 @@ class Site:
 
     def application(self, pages: Sequence[PageRoute]) -> Starlette:
         self.links = tuple(page for page in pages if page.title)
-        routes = [Route("/static/{name}", self._file, methods=["GET"])]
-        routes += [Route(each.path, self._guarded(each), methods=[each.method]) for each in pages]
-        middleware = [Middleware(GZipMiddleware, minimum_size=1_000)]
+        routes = [
+            Mount("/static", StaticFiles(packages=[("dispatcher.web.pages", "static")])),
+            *(Route(each.path, self._guarded(each), methods=[each.method]) for each in pages),
+        ]
+        middleware = [Middleware(HeadersMiddleware), Middleware(GZipMiddleware, minimum_size=1_000)]
         if self.settings.allowed_hosts:
             hosts = [*self.settings.allowed_hosts]
             trusted = Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
-            middleware.insert(0, trusted)
+            middleware.append(trusted)
         application = Starlette(
             routes=routes,
             middleware=middleware,
@@ -352,9 +348,6 @@ class Site:
         )
         application.router.redirect_slashes = False  # it redirects to whatever Host says
         return application
-
-    def file_url(self, visit: Visit, name: str) -> str:
-        return visit.url(f"/static/{name}", v=self.versions[name])
 
     def enter(self, request: Request, page: PageRoute) -> Caller:
         caller = self._admission.admit(request)
@@ -385,17 +378,12 @@ class Site:
                 _check_names(request.query_params.multi_items(), names, "parameter")
                 if request.method in _SAFE:
                     check_zone(visit.zone)
-                    response = await self._answer(visit, page)
-                else:
-                    response = await self._acted(visit, page)
+                    return await self._answer(visit, page)
+                return await self._acted(visit, page)
             except Refused as refused:
-                response = self._refused(visit, refused)
+                return self._refused(visit, refused)
             except DispatcherError as error:
-                detail = visit.error_text(error)
-                response = visit.fail(status_of(error), detail, headers_of(error))
-            for name, value in _HEADERS.items():
-                response.headers.setdefault(name, value)
-            return response
+                return visit.fail(status_of(error), visit.error_text(error), headers_of(error))
 
         return answered
 
@@ -435,27 +423,34 @@ class Site:
             return visit.go(SIGN_IN, to=here if visit.path != "/" else None)
         return visit.fail(refused.status, refused.detail, refused.headers)
 
-    async def _file(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in self.files:
-            raise HTTPException(404)
-        kind = _KINDS[name[name.rindex(".") :]]
-        # Of two versions behind one address, a page of one may ask the other.
-        is_known = request.query_params.get("v") == self.versions[name]
-        cached = "public, max-age=31536000, immutable" if is_known else "no-cache"
-        headers = {**_HEADERS, "Cache-Control": cached}
-        return Response(self.files[name], media_type=kind, headers=headers)
-
     async def _not_served(self, request: Request, error: Any) -> Response:
         visit = Visit(site=self, request=request, caller=_NOBODY)
         if error.status_code == 404 and visit.path.endswith("/") and visit.path != "/":  # noqa: PLR2004
             return RedirectResponse(visit.url(visit.path.rstrip("/"), **request.query_params), 307)
-        headers = {**_HEADERS, **(error.headers or {})}
-        return visit.fail(error.status_code, str(error.detail), headers)
+        return visit.fail(error.status_code, str(error.detail), error.headers or {})
 
     async def _broken(self, request: Request, _error: Exception) -> Response:
         visit = Visit(site=self, request=request, caller=_NOBODY)
         return visit.fail(500, "The page failed; the log of the server says why.", _HEADERS)
+
+
+class HeadersMiddleware:
+    """Gives every answer the headers that protect it. Only its files may a browser keep."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_more(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                if "etag" in headers:
+                    headers.setdefault("Cache-Control", "no-cache")
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self._app(scope, receive, send_more)
 
 
 def _check_origin(request: Request) -> None:

@@ -158,14 +158,6 @@ def test_visits_are_limited_by_caller(house: House) -> None:
     assert int(answers[-1].headers["Retry-After"]) > 0
 
 
-def test_a_file_is_kept_for_ever_under_its_own_address_only(visit: Visit) -> None:
-    client = visit()
-    [own] = re.findall(r'href="(/static/page[.]css[?]v=[^"]*)"', client.get("/").text)
-    assert "immutable" in client.get(own).headers["Cache-Control"]
-    for other in ("/static/page.css", "/static/page.css?v=of-another-version"):
-        assert client.get(other).headers["Cache-Control"] == "no-cache"
-
-
 def test_a_method_that_a_page_does_not_have_names_those_that_it_has(visit: Visit) -> None:
     answer = visit().post("/messages")
     assert (answer.status_code, "GET" in answer.headers["Allow"]) == (405, True)
