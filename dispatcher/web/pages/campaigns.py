@@ -106,7 +106,7 @@ def _kept(visit: Visit) -> Upload:
         on_conflict="shift" if form.is_on("shift") else None,
         path=visit.site.uploads.store(file.file),
         at=visit.parts.clock.now(),
-        turns=visit.site.uploads.turns,
+        turn=visit.site.uploads.turn,
     )
     try:
         upload.check()

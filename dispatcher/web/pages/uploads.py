@@ -5,17 +5,16 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from shutil import copyfileobj
 from tempfile import TemporaryDirectory
-from threading import Condition, Lock, Thread
-from typing import BinaryIO, Self
+from threading import Lock, Thread
+from typing import BinaryIO
 
 from dispatcher.client import Dispatcher, app_of
 from dispatcher.errors import DispatcherError, InvalidDraft, InvalidValue, Unavailable, alone
@@ -47,34 +46,6 @@ class UploadState(StrEnum):
     FAILED = "failed"
 
 
-class Turns(AbstractContextManager["Turns"]):
-    """The turns of files: one is worked on at a time, in the order in which they ask.
-
-    More would need more memory, and hold up the other calls of the process.
-    """
-
-    def __init__(self) -> None:
-        self._changed = Condition()
-        self._asked = deque[object]()
-        """The first one has its turn."""
-
-    def __enter__(self) -> Self:
-        turn = object()
-        with self._changed:
-            self._asked.append(turn)
-            self._changed.wait_for(lambda: self._asked[0] is turn)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._asked.popleft()
-            self._changed.notify_all()
-
-    def pass_on(self) -> None:
-        self.__exit__()
-        self.__enter__()
-
-
 @dataclass(kw_only=True, eq=False, repr=False)
 class Upload:
     """One file of messages, and what is known of them.
@@ -92,7 +63,7 @@ class Upload:
     on_conflict: OnConflict | None
     path: Path
     at: datetime
-    turns: Turns
+    turn: Lock
     token: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     state: UploadState = UploadState.DROPPED
     counted: Progress = field(default_factory=lambda: Progress(0, 0, None))
@@ -140,7 +111,7 @@ class Upload:
         self.reasons.clear()
         self.refused.clear()
         try:
-            with self.turns:
+            with self.turn:
                 self.state = work(dispatcher)
         except DispatcherError as error:
             self.error, self.state = alone(error), UploadState.FAILED
@@ -214,8 +185,6 @@ class Upload:
 
     def _count(self, counted: Progress) -> None:
         self.counted = counted
-        if self.state is UploadState.BOOKING:  # a plan has more in memory, and takes seconds
-            self.turns.pass_on()
 
     def _refuse_draft(self, rejection: Rejection) -> None:
         self._refuse(getattr(rejection.draft, "line", rejection.number + 1), rejection.error)
@@ -228,7 +197,8 @@ class Upload:
 
 class Uploads:
     def __init__(self, clock: Clock) -> None:
-        self.turns = Turns()
+        self.turn = Lock()
+        """One file is worked on at a time: more would need more memory, and hold up other calls."""
         self._clock = clock
         self._lock = Lock()
         self._folder: TemporaryDirectory[str] | None = None

