@@ -23,9 +23,8 @@ SECONDS = 2.0
 """How often the numbers of a page change at most."""
 _PAUSE = 19
 """Ratio of the pause after a read to its length: each takes at most a twentieth of the time."""
-_OLD_SECONDS = 30.0
-_WAIT_SECONDS, _OLD_WAIT_SECONDS, _FIRST_WAIT_SECONDS = 0.05, 0.1, 5.0
-"""How long a visit waits for a read: beside a figure, beside an old one, and without any."""
+_WAIT_SECONDS, _FIRST_WAIT_SECONDS = 0.1, 5.0
+"""How long a visit waits for a read: beside a figure, and without any."""
 WIDTH = 960
 LOAD_HEIGHT, PLAN_HEIGHT = 96, 110
 BARS = 96
@@ -49,24 +48,20 @@ class CachedRead(Generic[T]):
         self._lock = Lock()
         self._clock = SystemClock()
         self._seen: T | None = None
-        self._seen_at = self._until = -inf
+        self._until = -inf
         self._under_way: Future[T] | None = None
 
     def of(self, read: Callable[[], T]) -> T:
         """Return what was read last. Raises as ``read``, and Refused before the first read ends."""
         with self._lock:
-            now, seen = self._clock.monotonic(), self._seen
-            if self._under_way is None and now >= self._until:
+            if self._under_way is None and self._clock.monotonic() >= self._until:
                 self._under_way = Future()
                 work = (read, self._under_way)
                 Thread(target=self._read, args=work, name="figures", daemon=True).start()
-            coming = self._under_way
-            patience = _WAIT_SECONDS
-            if now >= self._seen_at + _OLD_SECONDS:
-                patience = _FIRST_WAIT_SECONDS if seen is None else _OLD_WAIT_SECONDS
+            seen, coming = self._seen, self._under_way
         if coming is not None:
             with suppress(NotYet):
-                return coming.result(patience)
+                return coming.result(_FIRST_WAIT_SECONDS if seen is None else _WAIT_SECONDS)
         if seen is None:
             detail = "the messages are being counted; look again in some seconds"
             raise Refused(503, "not-yet", detail, headers={"Retry-After": "2"})
@@ -79,16 +74,15 @@ class CachedRead(Generic[T]):
         except BaseException as error:  # noqa: BLE001 - the waiting threads raise it
             self._end(began)
             coming.set_exception(error)
-        else:
-            self._end(began, found)
-            coming.set_result(found)
+            return
+        self._seen = found
+        self._end(began)
+        coming.set_result(found)
 
-    def _end(self, began: float, found: T | None = None) -> None:
+    def _end(self, began: float) -> None:
         """End a read; without anything seen the next visit begins another one at once."""
         with self._lock:
             now, self._under_way = self._clock.monotonic(), None
-            if found is not None:
-                self._seen, self._seen_at = found, now
             if self._seen is not None:
                 self._until = now + max(SECONDS, _PAUSE * (now - began))
 
