@@ -11,7 +11,7 @@ import hmac
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -23,6 +23,7 @@ from dispatcher.limiters import Limiter, parse
 from dispatcher.message import Draft, Message, check_text
 from dispatcher.problems import limit_headers
 from dispatcher.scope import is_recipient_kind
+from dispatcher.selection import Wanted
 from dispatcher.store.api import ApiKey, ApiKeys
 from dispatcher.store.schema import PAUSED_RECIPIENT
 from dispatcher.times.clock import SystemClock
@@ -39,6 +40,7 @@ RATE = "100/second"
 _WARN_SECONDS = 60.0
 _PREFIX = "dsp_"
 _LONGEST_NAME, _LONGEST_KEY = 63, 190
+_ROTATED = ("name", "rights", "channels", "scope", "rate")
 _TTL_SECONDS = 2.0
 _MOST_CACHED = 10_000
 
@@ -115,22 +117,24 @@ class Caller:
             raise forbidden(f"the key is bound to {kind} {quoted(name)}")
         return replace(draft, scopes=scopes)
 
-    def narrowed(
-        self, channel: str | None, scopes: Mapping[str, str]
-    ) -> tuple[str | Sequence[str] | None, dict[str, str]]:
-        """Return filters that match the caller's messages alone. Refuses those of others."""
-        if any(is_recipient_kind(kind) for kind in scopes):
+    def narrowed(self, wanted: Wanted) -> Wanted:
+        """Return filters that match the caller's messages alone. Refuses those of others.
+
+        Whether there are messages would tell a recipient.
+        """
+        scopes = dict(wanted.get("scopes") or {})
+        if wanted.get("recipient") or wanted.get("scope") or any(map(is_recipient_kind, scopes)):
             self.check(Right.RECIPIENTS_READ)
-        own = dict(scopes)
         if self.scope is not None:
             kind, name = self.scope
-            if own.setdefault(kind, name) != name:
+            if scopes.setdefault(kind, name) != name:
                 raise forbidden(f"the key is bound to another {kind}")
-        if self.channels is not None:
-            if channel is None and self.channels:
-                return sorted(self.channels), own
+        channel = wanted.get("channel")
+        if channel is None and self.channels:
+            channel = sorted(self.channels)
+        elif self.channels is not None:
             self.check_channel(channel)
-        return channel, own
+        return {**wanted, "channel": channel, "scopes": scopes or None}
 
     def own_key(self, key: str | None, field: str = "idempotency_key") -> str | None:
         """Return an idempotency key as it is stored. Raises InvalidDraft for one that is none."""
@@ -326,24 +330,17 @@ def rotate_key(keys: ApiKeys, name: str, *, overlap: timedelta) -> tuple[ApiKey,
     InvalidValue where the name has no valid key, or two, and StoreUnavailable.
     """
     known = keys.named(name)
-    valid = [each for each in known if each.is_valid]
+    valid = [key for key in known if key.is_valid]
     if len(valid) != 1:
         many = "no valid key" if not valid else "two valid keys already"
         accepted = "a name with one; `keys revoke` ends one of two"
         raise InvalidValue("name", f"{quoted(name)} has {many}", accepted)
-    before = valid[0]
-    made = _stored(
-        keys,
-        known,
-        name=before.name,
-        rights=before.rights,
-        channels=before.channels,
-        scope=before.scope,
-        rate=before.rate,
-        expires_at=None
-        if before.expires_at is None
-        else (SystemClock().now() + (before.expires_at - before.created_at)),
-    )
+    [before] = valid
+    same = {field: getattr(before, field) for field in _ROTATED}
+    expires_at = before.expires_at
+    if expires_at is not None:
+        expires_at = SystemClock().now() + (expires_at - before.created_at)
+    made = _stored(keys, known, **same, expires_at=expires_at)
     keys.expire(before.id, within=overlap)
     return made
 

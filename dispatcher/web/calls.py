@@ -105,7 +105,7 @@ def list_messages(
     A list looks for a second at most, and ends after 2 MB: a page may have fewer messages than
     `limit`, or none.
     """
-    selection = selection_of(_wanted(filters, context.caller), context.service.settings)
+    selection = _selection(context, filters)
     after = None if filters.cursor is None else id_of(filters.cursor, "cursor")
     shown, after = _shown(context, selection, filters.limit, after)
     headers = {}
@@ -147,7 +147,7 @@ def counts(context: CallContext, filters: Annotated[models.Filters, Query()]) ->
 
     It counts for a second at most, and ends after 100,000: unless `complete`, there are more.
     """
-    selection = selection_of(_wanted(filters, context.caller), context.service.settings)
+    selection = _selection(context, filters)
     counted, complete = context.service.parts.pages.listing.counted(
         selection, patience=_LIST_PATIENCE, most=_MOST_COUNTED
     )
@@ -186,17 +186,17 @@ def reschedule(context: CallContext, message_id: Id, if_match: IfMatch = None) -
     A move by a length is made again by each repeat, so it takes no `Idempotency-Key`.
     """
     time = context.payload(models.NewTime)
-    if time.is_relative and KEY_HEADER in context.request.headers:
+    if time.send_in_seconds is not None and KEY_HEADER in context.request.headers:
         problem = "given for a move by a length, which a repeat would make again"
         raise InvalidDraft(KEY_HEADER, problem, "no key, or a move to send_at")
-    wanted = time.given(context.service.parts.clock.now())
-    return _changed(context, message_id, if_match, context.dispatcher.reschedule, **wanted)
+    move = context.dispatcher.reschedule
+    return _changed(context, message_id, if_match, move, **time.fields())
 
 
 def retry(context: CallContext, message_id: Id, if_match: IfMatch = None) -> Response:
     """Give a failed message further attempts."""
-    given = (context.payload(models.Retry) if context.raw else models.Retry()).model_dump()
-    return _changed(context, message_id, if_match, context.dispatcher.retry, **given)
+    decision = context.payload(models.Retry).model_dump()
+    return _changed(context, message_id, if_match, context.dispatcher.retry, **decision)
 
 
 def release(context: CallContext, message_id: Id, if_match: IfMatch = None) -> Response:
@@ -206,8 +206,8 @@ def release(context: CallContext, message_id: Id, if_match: IfMatch = None) -> R
 
 def drop(context: CallContext, message_id: Id, if_match: IfMatch = None) -> Response:
     """End a held message as failed."""
-    given = (context.payload(models.Drop) if context.raw else models.Drop()).model_dump()
-    return _changed(context, message_id, if_match, context.dispatcher.drop, **given)
+    decision = context.payload(models.Drop).model_dump()
+    return _changed(context, message_id, if_match, context.dispatcher.drop, **decision)
 
 
 def _changed(
@@ -236,19 +236,14 @@ def _changed(
     raise StoreUnavailable("other calls kept changing the message", remedy="try again")
 
 
-def _wanted(filters: models.Filters, caller: Caller) -> Wanted:
-    channel, scopes = caller.narrowed(
-        filters.channel, read_scopes(filters.count or (), field="count")
-    )
-    if filters.recipient or filters.scope:
-        caller.check(Right.RECIPIENTS_READ)
+def _selection(context: Context, filters: models.Filters) -> Selection:
+    caller = context.caller
     wanted = filters.model_dump(include=set(Wanted.__annotations__)) | {
-        "channel": channel,
-        "scopes": scopes or None,
+        "scopes": read_scopes(filters.count or (), field="count"),
         "idempotency_key": caller.own_key(filters.key, "key"),
         "key_prefix": caller.own_key(filters.key_prefix, "key_prefix"),
     }
-    return cast("Wanted", wanted)
+    return selection_of(caller.narrowed(cast("Wanted", wanted)), context.service.settings)
 
 
 def timeline(
@@ -339,7 +334,7 @@ def suppressions(context: CallContext, recipient: str) -> Response:
 
 def suppress(context: CallContext, recipient: str) -> Response:
     """Opt a recipient out of one channel or of all; cancels its scheduled messages."""
-    channel = context.payload(models.SuppressionIn).channel if context.raw else None
+    channel = context.payload(models.SuppressionIn).channel
     cancelled = context.dispatcher.suppress(recipient, channel=channel)
     return answer(models.SuppressedOut(cancelled=cancelled))
 

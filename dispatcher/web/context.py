@@ -137,6 +137,8 @@ class Context:
 
     def payload(self, model: type[BodyT]) -> BodyT:
         """Return the body. Raises InvalidDraft, and HTTPException if it is no JSON."""
+        if not self.raw and self.request.scope["route"].described.may_be_empty:
+            return model()
         return validated(model, self._given())
 
     def payloads(self, model: type[BaseModel], name: str, entry: type[BodyT]) -> Iterator[BodyT]:

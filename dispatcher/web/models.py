@@ -11,15 +11,12 @@ from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticKnownError
 
 from dispatcher.message import Draft, Message, OnConflict, OnUnknown, Status
 from dispatcher.message import Plan as PlanOfDrafts
 from dispatcher.operations.overview import Overview
 from dispatcher.store.lists import Pause
 from dispatcher.store.lists import Suppression as StoredSuppression
-from dispatcher.submission.validation import check_fold
-from dispatcher.times import send_time
 from dispatcher.web.access import Caller, Right
 
 _LONGEST_SECONDS = 100 * 366 * 24 * 3_600.0
@@ -28,20 +25,13 @@ Seconds = Annotated[
 ]
 
 
-def _no_bool(value: object) -> object:
-    if isinstance(value, bool):
-        raise PydanticKnownError("literal_error", {"expected": "0 or 1"})
-    return value
-
-
-Fold = Annotated[Literal[0, 1], BeforeValidator(_no_bool)]
+Fold = Literal[0, 1]
 Json = dict[str, Any]
 Digest = Callable[[str], str] | None
 """Makes the digest by which the log names a recipient; None without a key for it."""
 MOST_PLANNED = 1_000
 MOST_LISTED = 1_000
 _SECONDS = "_seconds"
-_SIGNS = ("workers", "beats", "duties")
 
 
 class _In(BaseModel):
@@ -74,8 +64,8 @@ class NewMessage(_In):
     quotas: Literal["none"] | None = None
 
     def draft(self, idempotency_key: str | None = None) -> Draft:
-        fields = _as_lengths({name: getattr(self, name) for name in NewMessage.model_fields})
-        return Draft(**fields, idempotency_key=idempotency_key)
+        fields = self.model_dump(include=set(NewMessage.model_fields))
+        return Draft(**_as_lengths(fields), idempotency_key=idempotency_key)
 
 
 class NewMessageLine(NewMessage):
@@ -105,17 +95,8 @@ class NewTime(_In):
     expires_at: str | None = None
     expire_after_seconds: Seconds | None = None
 
-    @property
-    def is_relative(self) -> bool:
-        return self.send_at is None and self.send_in_seconds is not None
-
-    def given(self, now: datetime) -> dict[str, Any]:
-        fields = _as_lengths(self.model_dump())
-        if self.is_relative:
-            if self.fold is not None:
-                check_fold(self.expires_at, self.latest)
-            fields["send_at"] = send_time.after(fields.pop("send_in"), now=now)
-        return fields
+    def fields(self) -> dict[str, Any]:
+        return _as_lengths(self.model_dump())
 
 
 class Retry(_In):
@@ -476,7 +457,9 @@ class StatusOut(Out):
     @classmethod
     def of(cls, found: Overview) -> Self:
         shown = {
-            **{name: getattr(found, name) for name in ("now", "held", *_SIGNS)},
+            **{
+                name: getattr(found, name) for name in ("now", "held", "workers", "beats", "duties")
+            },
             "counts": found.counts.by_channel,
             "overdue": found.overdue.many,
             "longest_overdue_seconds": _in_seconds(found.overdue.longest),

@@ -129,7 +129,6 @@ ACCEPTED: list[tuple[str, Any, str, str, str]] = [
     ("messages", new() | {"recipient": 5}, "recipient", "is no text", "a text"),
     ("messages", new(body=5), "body", "is no object", "an object"),
     ("messages", {"channel": "memory"}, "recipient", "is missing", "a value: it has no default"),
-    ("messages", new(fold=False), "fold", "is not an accepted value", "0 or 1"),
     ("messages", new(on_conflict="x"), "on_conflict", "is not an accepted value",
      "'reject' or 'shift'"),
     ("messages", new(scopes={"tenant": 5}), "scopes.tenant", "is no text", "a text"),

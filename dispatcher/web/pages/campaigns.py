@@ -58,8 +58,7 @@ def campaigns(visit: Visit, error: str | None = None) -> Response:
 def _counted(
     visit: Visit, campaign: str, patience: timedelta
 ) -> tuple[dict[str, dict[Status, int]], bool]:
-    channel, scopes = visit.caller.narrowed(None, {})
-    wanted = visit.selection({"campaign": campaign, "channel": channel, "scopes": scopes})
+    wanted = visit.selection(visit.caller.narrowed({"campaign": campaign}))
     return visit.parts.listing.counted(wanted, patience=patience)
 
 

@@ -40,11 +40,9 @@ from dispatcher.web.problems import forbidden
 _LISTED = 50
 _ORDERS = ("newest", "oldest")
 _MOST_HELD = 100
-_OF_RECIPIENTS = ("recipient", "scope", "key", "key_prefix")
-"""Filters that would tell a recipient by whether there are messages."""
 FILTERS = (
-    "status", "channel", *_OF_RECIPIENTS, "campaign", "from", "until", "overdue", "made_after",
-    "zone",
+    "status", "channel", "recipient", "scope", "key", "key_prefix", "campaign", "from", "until",
+    "overdue", "made_after", "zone",
 )  # fmt: skip
 """The filters in an address; further ones are ``count.KIND``."""
 _WITHOUT_A_FIELD = ("key", "made_after", "zone")
@@ -57,25 +55,23 @@ _CHANGED = "changed since they were counted"
 
 
 def wanted_of(visit: Visit, given: Fields) -> Wanted:
-    if any(name in given for name in _OF_RECIPIENTS):
+    if "key" in given or "key_prefix" in given:
         visit.caller.check(Right.RECIPIENTS_READ)
-    if visit.caller.is_bound and any(name in given for name in ("key", "key_prefix")):
-        raise forbidden("the key is bound; messages may have idempotency keys of others")
-    channel, scopes = visit.caller.narrowed(given.get("channel"), given.scopes)
+        if visit.caller.is_bound:
+            raise forbidden("the key is bound; messages may have idempotency keys of others")
 
     def time_of(name: str) -> datetime | None:
         # That of today: a link to the next page must mean the same.
         return visit.time_of(given[name], name, of_day=True) if given[name] else None
 
     wanted = {name: given.get(PAGE_NAMES.get(name, name)) for name in Wanted.__annotations__} | {
-        "channel": channel,
-        "scopes": scopes or None,
+        "scopes": given.scopes,
         "from_at": time_of("from"),
         "until_at": time_of("until"),
         "zone": visit.zone,
         "overdue": given.is_on("overdue"),
     }
-    return cast("Wanted", wanted)
+    return visit.caller.narrowed(cast("Wanted", wanted))
 
 
 def filters_of(given: Fields) -> dict[str, str]:
