@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -104,8 +104,7 @@ class Verdict:
 
     ``pattern`` is that of the quota that refuses, ``also`` are lanes of others that do. ``more``
     messages are in the way beside ``in_the_way``. ``next_slot`` is None where no time would do.
-    ``noted`` are the refusals of messages that also count here, noted for that time: by the zone or
-    the quiet hours of the message, by another scope of it, or by what has gone since.
+    ``noted`` are the refusals of messages that also count here, noted for that time.
     """
 
     at: datetime
@@ -162,7 +161,7 @@ def calendar(visit: Visit) -> Response:
         if verdict is not None:
             noted, is_past = verdict.noted, verdict.is_past
             verdict = Verdict(at=verdict.at, fits=False, text=closed, is_past=is_past, noted=noted)
-    slot = timeline.slots[0] if timeline.slots else None
+    slot = next(iter(timeline.slots), None)
     lines = [(now, "now", "now")]
     if verdict is not None:
         lines.append((verdict.at, "asked for", "fits" if verdict.fits else "asked"))
@@ -171,13 +170,17 @@ def calendar(visit: Visit) -> Response:
         lines.append((marked, "next free slot", "slot"))
     drawn = picture.Drawing(timeline, wanted.view, now).picture(lines)
     entries, left_out = _table(visit, timeline, drawn)
+    rules = zones.rules(visit.zone)
+    before, after = (
+        visit.here(start=picture.moved(start, length, rules).isoformat(), at=None)
+        for length in (-wanted.view.whole, wanted.view.whole)
+    )
     shown |= {
         "timeline": timeline, "verdict": verdict, "slot": slot, "picture": drawn, "now": now,
         "refused": refused[:_MOST_REFUSALS], "closed": closed,
         "opt_outs": [each for each in opt_outs if each != wanted.channel] if not closed else (),
         "pauses": [each for each in visit.parts.pause_list.in_force() if wanted.has(each)],
-        "entries": entries, "left_out": left_out,
-        "before": _moved(visit, wanted, start, -1), "after": _moved(visit, wanted, start, 1),
+        "entries": entries, "left_out": left_out, "before": before, "after": after,
         "sizes": picture,
     }  # fmt: skip
     return visit.show("calendar.html", **shown)
@@ -198,19 +201,17 @@ def _check(visit: Visit, wanted: CalendarQuery) -> None:
 
 
 def _read(visit: Visit, wanted: CalendarQuery, start: datetime, end: datetime) -> Timeline:
-    given: dict[str, Any] = {"zone": visit.zone, "start": start, "length": end - start}
-    ask, scopes = visit.dispatcher.timeline, dict(wanted.scopes) or None
-    if wanted.scope is not None:  # the public method would spell it as a recipient
-        given |= {"channel": wanted.channel, "scopes": scopes, "kind": None, "spell": False}
-        return visit.parts.timeline_reader.read(wanted.scope, **given)
-    if wanted.recipient is not None:
-        return ask(wanted.recipient, channel=wanted.channel, scopes=scopes, **given)
-    if len(wanted.scopes) == 1 and wanted.channel is None:
-        [(kind, name)] = wanted.scopes.items()
-        return ask(name, kind=kind, **given)
-    if wanted.scopes and wanted.channel is not None:
-        raise InvalidDraft("recipient", "not given", "a recipient, or one of channel and scope")
-    return ask(channel=wanted.channel, scopes=scopes, **given)
+    kind, name, scopes = None, wanted.counted, dict(wanted.scopes) or None
+    if name is None and scopes:
+        if wanted.channel is not None:
+            raise InvalidDraft("recipient", "not given", "a recipient, or one of channel and scope")
+        if len(scopes) == 1:
+            [(kind, name)] = scopes.items()
+            scopes = None
+    return visit.parts.timeline_reader.read(
+        name, channel=wanted.channel, scopes=scopes, zone=visit.zone, kind=kind, start=start,
+        length=end - start, spell=wanted.scope is None,
+    )  # fmt: skip
 
 
 def _opt_outs(visit: Visit, wanted: CalendarQuery) -> list[str | None]:
@@ -224,18 +225,12 @@ def _opt_outs(visit: Visit, wanted: CalendarQuery) -> list[str | None]:
 
 
 def _time(visit: Visit, field: str, *, near: datetime) -> datetime:
-    """Return a time that was typed, if there is a calendar for it. Raises InvalidSendTime."""
     instant = visit.time_of(visit.query[field], field, near=near)
     now, farthest = visit.parts.clock.now(), visit.site.settings.max_horizon
     send_time.check_not_too_far(instant, now=now, farthest=farthest, field=field)
     if instant < from_ms(0) + _BEFORE:
         raise InvalidSendTime(field, instant.isoformat(), "a time from 1970 on")
     return instant
-
-
-def _moved(visit: Visit, wanted: CalendarQuery, start: datetime, by: int) -> str:
-    moved = picture.moved(start, by * wanted.view.whole, zones.rules(visit.zone))
-    return visit.here(start=moved.isoformat(), at=None)
 
 
 def _judge(
@@ -247,22 +242,13 @@ def _judge(
     *,
     now: datetime,
 ) -> Verdict:
-    """Answer the question: by the rule, and by the refusals that were noted for that time.
-
-    A time without seconds means the whole minute.
-    """
+    """Judge by the rule, and by the refusals noted for that time: without seconds, that minute."""
     until = at + (timedelta(seconds=1) if at.second or at.microsecond else _MINUTE)
     noted = [each for each in refused if at <= each.send_at < until][:_MOST_REFUSALS]
     if at >= now:
         return replace(_verdict(visit, wanted, timeline, at), noted=noted)
-    return Verdict(
-        at=at,
-        fits=False,
-        is_past=True,
-        text="Nothing can be booked for it any more.",
-        next_slot=timeline.slots[0] if timeline.slots else None,
-        noted=noted,
-    )
+    text, slot = "Nothing can be booked for it any more.", next(iter(timeline.slots), None)
+    return Verdict(at=at, fits=False, is_past=True, text=text, next_slot=slot, noted=noted)
 
 
 def _verdict(visit: Visit, wanted: CalendarQuery, timeline: Timeline, at: datetime) -> Verdict:
@@ -340,23 +326,17 @@ def _table(
     visit: Visit, timeline: Timeline, drawn: picture.Picture
 ) -> tuple[Sequence[TableRow], int]:
     """Return the first rows of all that the picture shows, and how many more there are."""
-
-    def of_span(what: str, detail: str, css: str) -> Callable[[Span], TableRow]:
-        return lambda span: TableRow(span.begins_at, span.ends_at, what, detail, css)
-
-    def of_lane(lane: picture.Lane) -> Callable[[Span], TableRow]:
-        detail = f"{lane.quota} of {visit.scope_text(lane.scope)}"
-        return of_span("blocked", detail, f"q{lane.pattern}")
-
-    groups: list[tuple[Sequence[Any], Callable[[Any], TableRow]]] = [
-        (timeline.windows[0].booked,
-         lambda entry: TableRow(entry.at, None, "booked", "a message", "", entry.message_id)),
-        *((lane.timeline.blocked, of_lane(lane)) for lane in drawn.lanes),
-        (timeline.quiet, of_span("quiet hours", "", "quiet")),
-        (drawn.changes,
-         lambda span: TableRow(span.begins_at, None, "clock change", picture.change_text(span))),
-        (timeline.slots, lambda slot: TableRow(slot, None, "free slot", "", "slot")),
-    ]  # fmt: skip
-    rows = [row(entry) for entries, row in groups for entry in entries[:_MOST_ROWS]]
+    rows = [
+        TableRow(entry.at, None, "booked", "a message", "", entry.message_id)
+        for entry in timeline.windows[0].booked
+    ]
+    for lane in drawn.lanes:
+        by, css = f"{lane.quota} of {visit.scope_text(lane.scope)}", f"q{lane.pattern}"
+        rows += [TableRow(*span, "blocked", by, css) for span in lane.timeline.blocked]
+    rows += [TableRow(*span, "quiet hours", "", "quiet") for span in timeline.quiet]
+    for change in drawn.changes:
+        text = picture.change_text(change)
+        rows.append(TableRow(change.begins_at, None, "clock change", text))
+    rows += [TableRow(slot, None, "free slot", "", "slot") for slot in timeline.slots]
     rows.sort(key=lambda row: row.begins_at)
-    return rows[:_MOST_ROWS], sum(len(entries) for entries, _ in groups) - _MOST_ROWS
+    return rows[:_MOST_ROWS], len(rows) - _MOST_ROWS

@@ -425,8 +425,6 @@ class Site:
 
     async def _not_served(self, request: Request, error: Any) -> Response:
         visit = Visit(site=self, request=request, caller=_NOBODY)
-        if error.status_code == 404 and visit.path.endswith("/") and visit.path != "/":  # noqa: PLR2004
-            return RedirectResponse(visit.url(visit.path.rstrip("/"), **request.query_params), 307)
         return visit.fail(error.status_code, str(error.detail), error.headers or {})
 
     async def _broken(self, request: Request, _error: Exception) -> Response:

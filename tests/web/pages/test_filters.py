@@ -234,7 +234,6 @@ def test_no_redirect_leads_where_a_host_or_a_path_says(house: House, visit: Visi
     for path in ("/messages/", "/messages//", "//evil.example/", "/\\evil.example/"):
         location = client.get(path, headers={"Host": "evil.example"}).headers.get("location", "/")
         assert re.fullmatch(r"/(?![/\\]).*", location), path
-    assert client.get("/messages/?channel=memory").headers["location"] == "/messages?channel=memory"
 
 
 @ON_SQLITE
