@@ -26,11 +26,9 @@ from fastapi.testclient import TestClient
 from dispatcher import Dispatcher, Settings
 from dispatcher.client import app_of
 from dispatcher.faults import arm
-from dispatcher.store.messages import GivenUp
 from dispatcher.times.clock import SystemClock
 from dispatcher.web import Caller, Right, api
 from dispatcher.web.access import add_key, revoke_key
-from tests.support.doubles import Between, raising
 from tests.support.house import FAR, House
 from tests.support.processes import forking
 from tests.web.conftest import caller
@@ -63,18 +61,6 @@ def test_a_repeated_submit_is_answered_by_its_message_as_it_is_now(
     other = shop.post("/v1/messages", json=new("eve"), headers=key())
     assert other.json()["type"].endswith(":idempotency-conflict")
     assert len(house.rows()) == 1
-
-
-def test_a_call_with_the_key_of_a_cancelled_message_books_anew(
-    house: House, shop: TestClient
-) -> None:
-    first = shop.post("/v1/messages", json=new(), headers=key())
-    house.dispatcher.cancel(first.json()["id"])
-    second = shop.post("/v1/messages", json=new(body={"text": "anew"}), headers=key())
-    assert (second.status_code, second.json()["id"] != first.json()["id"]) == (201, True)
-    assert not replayed(second)
-    again = shop.post("/v1/messages", json=new(body={"text": "anew"}), headers=key())
-    assert (again.content, replayed(again)) == (second.content, True)
 
 
 def test_a_key_that_cannot_be_kept_is_refused(house: House, shop: TestClient) -> None:
@@ -164,22 +150,6 @@ def test_twins_have_one_effect(house: House, shop: TestClient) -> None:
         moved = list(threads.map(lambda _: shop.post(path, json={"send_at": LATER}), range(8)))
     assert {answer.status_code for answer in moved} <= {200, 409}
     assert len({answer.json()["send_at"] for answer in moved if answer.status_code == 200}) == 1
-    assert len(house.members()) == 1
-
-
-def test_a_message_whose_second_reservation_is_released_as_well_may_be_submitted_again(
-    build: Callable[..., House],
-) -> None:
-    """Nothing is wrong with its values: 503 with the time to wait, and nothing is left of it."""
-    house = build()
-    store = house.parts.messages
-    house.swap("messages", Between(store, before={"add": raising(GivenUp(), GivenUp())}))
-    shop = caller(house)
-    refused, again = (shop.post("/v1/messages", json=new(), headers=key()) for _ in range(2))
-    assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
-    assert refused.json()["type"].endswith(":store-unavailable")
-    assert again.status_code == 201
-    assert [str(row[0]) for row in house.rows()] == [again.json()["id"]]
     assert len(house.members()) == 1
 
 

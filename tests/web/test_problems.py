@@ -147,13 +147,6 @@ def test_callers_of_an_application_are_told_no_servers_settings_or_messages_of_o
     assert "NoneType" not in caplog.text, "the traceback is that of the error"
 
 
-def test_a_caller_of_an_application_can_ask_for_a_message_of_unknown_outcome() -> None:
-    error = errors.OutcomeUnknown("secret", new_id())
-    body, status, _ = answer_to(error)
-    assert (status, json.loads(body)["message_id"]) == (500, str(error.message_id))
-    assert "secret" not in body
-
-
 def test_a_caller_learns_that_it_may_ask_for_a_message_of_unknown_outcome(
     house: House, shop: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

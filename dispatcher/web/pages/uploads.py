@@ -206,7 +206,7 @@ class Uploads:
 
     def store(self, stream: BinaryIO) -> Path:
         with self._lock:
-            if self._folder is None or not Path(self._folder.name).is_dir():
+            if self._folder is None:
                 self._folder = TemporaryDirectory(prefix="dispatcher-page-")
             path = Path(self._folder.name) / secrets.token_hex(8)
         try:

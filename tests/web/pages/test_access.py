@@ -158,11 +158,6 @@ def test_visits_are_limited_by_caller(house: House) -> None:
     assert int(answers[-1].headers["Retry-After"]) > 0
 
 
-def test_a_method_that_a_page_does_not_have_names_those_that_it_has(visit: Visit) -> None:
-    answer = visit().post("/messages")
-    assert (answer.status_code, "GET" in answer.headers["Allow"]) == (405, True)
-
-
 def test_a_form_that_is_cut_off_is_no_fault_of_the_page(house: House) -> None:
     form = "application/x-www-form-urlencoded"
     headers = {"Sec-Fetch-Site": "same-origin", "Content-Type": form}

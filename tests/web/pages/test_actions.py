@@ -14,11 +14,9 @@ from fastapi.testclient import TestClient
 from dispatcher import Message, Status, TemporaryFailure
 from dispatcher.store.listing import StoredVersion
 from dispatcher.store.messages import Messages
-from dispatcher.telemetry.journal import digest_with
 from dispatcher.web import Right
 from dispatcher.web.pages import messages as message_pages
 from tests.support.house import FAR, House
-from tests.support.house_fixtures import Build
 from tests.web.conftest import all_but
 from tests.web.pages.conftest import HOUR, Visit, hold
 
@@ -80,12 +78,6 @@ def test_a_story_tells_each_attempt_and_what_comes_next(slow: House, visit: Visi
     assert "the sweep enqueues it at" in text
     [steps] = re.findall(r'<ol class="steps">.*?</ol>', text, re.DOTALL)
     assert re.findall("<b>([^<]*)</b>", steps) == ["submitted", "enqueued", "attempt 1"]
-    [tried] = slow.dispatcher.attempts(message.id)
-    slow.change([message], enqueued_at=tried.started_at + timedelta(seconds=1))
-    [steps] = re.findall(
-        r'<ol class="steps">.*?</ol>', client.get(f"/messages/{message.id}").text, re.DOTALL
-    )
-    assert re.findall("<b>([^<]*)</b>", steps) == ["submitted", "attempt 1", "enqueued"]
 
 
 def test_the_slot_that_a_refused_move_offers_is_free(house: House, person: TestClient) -> None:
@@ -204,18 +196,6 @@ def test_all_that_match_are_cancelled_after_a_confirmation(
     assert {house.again(each).status for each in meant} == {Status.CANCELLED}
     assert {house.again(each).status for each in (other, late)} == {Status.SCHEDULED}
     assert actions == ["page: cancel of 3 messages by filter, 0 refused by ops"]
-
-
-def test_what_was_not_moved_is_named_with_the_reason(house: House, person: TestClient) -> None:
-    """In words, and by the clocks of the page."""
-    message = house.submit(send_at=FAR + HOUR, quiet_hours="15:00-17:00", zone="Europe/Berlin")
-    asked = person.get("/messages/bulk?do=reschedule&channel=memory&zone=Europe/Berlin").text
-    form = {**hidden(asked, "/messages/bulk"), "later": "2 hours", "zone": "Europe/Berlin"}
-    done = person.post("/messages/bulk", data=form).text
-    assert "<li>1: quiet hours</li>" in done
-    [(link, why)] = re.findall(r'<li><a href="([^"]*)">.*?</a>: (.*?)</li>', done)
-    assert link.endswith(f"/messages/{message.id}")
-    assert "Fri 01 Jan 2100 15:00:00 lies in the quiet hours 15:00-17:00 of Europe/Berlin" in why
 
 
 def test_a_form_with_a_mistake_is_sent_again_and_moves_once(
@@ -413,30 +393,3 @@ def test_a_bound_key_cannot_change_other_messages(house: House, visit: Visit) ->
     form = {"do": "cancel", "messages": confirmed(house, message)}
     assert "0 of 1 done" in client.post("/messages/bulk", data=form).text
     assert house.again(message) == message
-
-
-def test_the_name_of_a_pause_is_shown_unless_it_is_that_of_a_recipient(
-    build: Build, visit: Visit, actions: list[str]
-) -> None:
-    house = build(scopes={"tenant": {"quotas": "9/hour"}}, log_key="k" * 32)
-    digest = digest_with("k" * 32)
-    assert digest is not None
-    names = {"campaign": "summer", "channel": "memory", "recipient": "ada", "tenant": "acme"}
-    hidden = names | {"recipient": digest("ada")}
-    sees, sees_not = visit(of=house), visit(Right.MESSAGES_READ, Right.OPERATE, of=house)
-    for kind, name in names.items():
-        sees.post("/pauses", data={"kind": kind, "name": name, "reason": "x"})
-    logged = hidden | {"tenant": digest("acme")}
-    assert actions == [f"page: pause of {kind} {name} (x) by ops" for kind, name in logged.items()]
-    for client, expected in ((sees, names), (sees_not, hidden)):
-        overview = client.get("/").text
-        assert dict(re.findall(r"<li>(\w+) (\w+) since", overview)) == expected
-        text = client.get("/pauses").text
-        assert dict(re.findall(r"<tr><td>(\w+)</td><td>(\w+)</td>", text)) == expected
-        ends = re.findall(r'name="kind" value="(\w+)"', text)
-        assert set(ends) == {kind for kind in names if expected[kind] == names[kind]}
-    one = house.submit("ada", send_at=FAR + HOUR)
-    for client, sees_all in ((sees, True), (sees_not, False)):
-        story = client.get(f"/messages/{one.id}").text
-        assert ("dispatcher resume recipient ada" in story) == sees_all
-        assert "it is paused" in story

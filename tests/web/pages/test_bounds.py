@@ -16,8 +16,8 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 
-from dispatcher import Dispatcher, Status
-from dispatcher.client import app_of, for_pages
+from dispatcher import Status
+from dispatcher.client import app_of
 from dispatcher.store import listing
 from dispatcher.web import Caller, bounds, page
 from dispatcher.web.pages import figures, site
@@ -184,10 +184,3 @@ def test_a_browser_that_does_not_read_loses_its_place_after_a_bound(
         bounds.NumbersResponse(numbers(), places, "ops")
 
     asyncio.run(visited())
-
-
-def test_awaited_calls_of_pages_work_after_the_program_closed_its_dispatcher(house: House) -> None:
-    with Dispatcher(house.settings) as dispatcher:
-        reader = for_pages(dispatcher)
-    assert asyncio.run(reader.acount()) == 0
-    app_of(reader).close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -120,18 +119,6 @@ def test_a_file_that_cannot_be_read_is_refused(
     assert (answer.status_code, said in answer.text) == (422, True)
 
 
-def test_files_are_taken_after_the_folder_was_deleted(
-    visit: Visit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A cleaner of temporary files may come by."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    client = visit()
-    for _ in range(2):
-        ended(client, drop(client, csv_of(("ada", FAR + HOUR))))
-        [folder] = tmp_path.glob("dispatcher-page-*")
-        shutil.rmtree(folder)
-
-
 @pytest.mark.parametrize("said", ["it is away", "the line broke"])
 def test_a_booking_that_broke_off_goes_on_and_books_nothing_twice(
     house: House, visit: Visit, monkeypatch: pytest.MonkeyPatch, said: str
@@ -157,33 +144,6 @@ def test_a_booking_that_broke_off_goes_on_and_books_nothing_twice(
     _, booked = ended(client, client.post(path))
     assert "1 of them known before" in booked
     assert house.dispatcher.count() == 2
-
-
-def test_a_plan_that_ends_while_it_is_shown_is_shown_as_not_ended(
-    visit: Visit, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A thread goes on with it between two lines of the page."""
-    client, may_plan, seen = visit(), Event(), list[uploads.Upload]()
-    make_plan, numbers_of = uploads.Upload._make_plan, campaigns.numbers_of
-
-    def planned(upload: uploads.Upload, dispatcher: Dispatcher) -> uploads.UploadState:
-        seen.append(upload)
-        may_plan.wait(60)
-        return make_plan(upload, dispatcher)
-
-    def late(upload: uploads.Upload) -> Any:
-        numbers = numbers_of(upload)
-        may_plan.set()
-        wait_until(lambda: not seen[0].is_running)
-        return numbers
-
-    monkeypatch.setattr(uploads.Upload, "_make_plan", planned)
-    monkeypatch.setattr(campaigns, "numbers_of", late)
-    path = drop(client, csv_of(("ada", FAR + HOUR))).headers["location"]
-    early = client.get(path).text
-    assert "planning …" in early
-    assert 'data-live="' in early
-    assert "Book 1 message" in client.get(path).text
 
 
 def test_only_those_with_the_right_and_their_own(house: House, visit: Visit) -> None:

@@ -9,12 +9,9 @@ from datetime import timedelta
 import pytest
 
 from dispatcher.message import new_id
-from dispatcher.web import Loopback, Right
-from dispatcher.web import page as page_of
-from dispatcher.web.pages import PAGES, picture
-from tests.support.browser import Tab, served
+from dispatcher.web.pages import PAGES
+from tests.support.browser import Tab
 from tests.support.house import FAR, House
-from tests.support.house_fixtures import Build
 from tests.web.conftest import ON_SQLITE
 from tests.web.pages.conftest import HOUR, hold, paths
 
@@ -121,28 +118,6 @@ def test_every_control_is_reached_and_used_by_keyboard(house: House, opened_tab:
         assert len(names) == expected, names
 
 
-def test_no_text_of_a_calendar_covers_another(house: House, opened_tab: Open) -> None:
-    """As Chromium draws them, in its fonts."""
-    house.submit(send_at=FAR + HOUR)
-    house.submit(send_at=FAR + 3 * HOUR - MINUTE)
-    tab = opened_tab()
-    for view, times in (("hours", ("12:00", "13:59")), ("weeks", ("12:00",))):
-        for at in times:
-            tab.go(f"/calendar?recipient=ada&channel=memory&at={at}&view={view}")
-            texts = tab.page.locator("svg text.says, svg text.when").evaluate_all(
-                "all => all.map(e => [e.textContent, e.getBBox()]).map("
-                "([text, b]) => [text, b.x, b.y, b.x + b.width, b.y + b.height])"
-            )
-            assert {"asked for", "next free slot"} <= {each[0] for each in texts}
-            for text, left, top, right, bottom in texts:
-                assert left >= 0, text
-                assert right <= picture.WIDTH, text
-                for other, x, y, x_end, y_end in texts:
-                    is_other = (x, y) != (left, top)
-                    covers = left < x_end and x < right and top < y_end and y < bottom
-                    assert not (is_other and covers), (view, at, text, other)
-
-
 @pytest.mark.long
 def test_no_page_is_wider_than_a_telephone(house: House, opened_tab: Open) -> None:
     tab = opened_tab()
@@ -161,51 +136,6 @@ def test_numbers_change_without_a_reload(house: House, opened_tab: Open) -> None
     held.filter(has_text=re.compile("^1$")).wait_for()
     assert tab.page.evaluate("window.isTheSame")
     assert tab.errors == []
-
-
-@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.long)])
-def test_quotas_differ_in_colour_and_in_pattern(
-    build: Build, opened_tab: Open, scheme: str
-) -> None:
-    house = build(quotas="1/minute, 1/hour")
-    house.submit(send_at=FAR + HOUR)
-    access = Loopback(name="ops", rights=Right)
-    tab = opened_tab(page_of(house.dispatcher, access=access), scheme=scheme)
-    page = tab.go("/calendar?recipient=ada&channel=memory&view=hours")
-    looks = [
-        page.locator(f".calendar .block.{css}").first.evaluate(
-            "each => [getComputedStyle(each).fill, getComputedStyle(each).stroke]"
-        )
-        for css in ("q1", "q2")
-    ]
-    (fill, stroke), (other_fill, other_stroke) = looks
-    patterns = [re.fullmatch(r'url\("?#(\w+)"?\)', each) for each in (fill, other_fill)]
-    drawn = [
-        page.locator(f"pattern#{each and each[1]} > :not(rect)").evaluate("e => e.tagName + e.id")
-        for each in patterns
-    ]
-    assert len({*drawn}) == 2
-    assert stroke != other_stroke
-
-
-@pytest.mark.long
-def test_a_form_of_another_site_does_nothing(house: House, opened_tab: Open) -> None:
-    """The other site is another port of this machine under another name."""
-    tab = opened_tab()
-    form = (
-        f'<form method="post" action="{tab.address}/doctor"><button>Win a prize</button></form>'
-    ).encode()
-
-    async def other(scope: dict[str, object], receive: object, send: object) -> None:
-        from starlette.responses import HTMLResponse  # noqa: PLC0415 - only here
-
-        await HTMLResponse(form)(scope, receive, send)  # type: ignore[arg-type]  # plain ASGI
-
-    with served(other) as address:
-        tab.page.goto(address.replace("127.0.0.1", "localhost"))
-        with tab.page.expect_response("**/doctor") as answered:
-            tab.page.get_by_role("button").click()
-    assert answered.value.status == 403
 
 
 @pytest.mark.long

@@ -41,23 +41,6 @@ def test_a_parameter_or_a_field_that_a_page_does_not_have_is_refused(visit: Visi
     assert "chanel: there is no such field; accepted: channel" in answer.text
 
 
-def test_a_message_of_a_kind_that_was_configured_leads_to_no_list_of_all(
-    build: Build, visit: Visit
-) -> None:
-    """Its calendar still opens: what the settings have no more counts no more."""
-    with_tenants = build(scopes={"tenant": {"quotas": "9/hour"}})
-    message = with_tenants.submit(send_at=FAR + HOUR, scopes={"tenant": "acme"})
-    house = build(url=with_tenants.url)
-    client = visit(of=house)
-    text = client.get(f"/messages/{message.id}").text
-    assert "acme" in text
-    assert "count.tenant" not in text
-    [calendar] = re.findall(r'<a href="(/calendar\?[^"]*)"', text)
-    assert client.get(unescape(calendar)).status_code == 200
-    assert client.get("/messages?count.tenant=acme").status_code == 422
-    assert client.get("/messages/bulk?do=cancel&count.tenant=acme").status_code == 422
-
-
 def test_a_confirmation_names_the_filters_that_are_applied(build: Build, visit: Visit) -> None:
     house = build(channels=_CHANNELS, scopes={"tenant": {"quotas": "9/hour"}})
     client = visit(of=house)
@@ -100,15 +83,6 @@ def test_the_button_list_keeps_every_filter_of_the_address(build: Build, visit: 
     client = visit(of=house)
     assert sent(client.get("/messages", params=query).text) == query
     assert sent(client.get("/messages").text) == {}
-
-
-@pytest.mark.parametrize("path", ["/messages?", "/messages/bulk?do=cancel&"])
-def test_an_error_names_filters_as_the_page_does(visit: Visit, path: str) -> None:
-    text = visit().get(f"{path}from=2100-01-02&until=2100-01-01").text
-    assert "until: is not later than from; accepted: a later time" in text
-    text = visit().get(f"{path}key={'x' * 2_000}").text
-    assert "key: " in text
-    assert "idempotency" not in text
 
 
 def test_the_list_is_sorted_by_a_column_that_it_shows(house: House, visit: Visit) -> None:
