@@ -19,7 +19,7 @@ from dispatcher.web.bounds import NumbersResponse
 from dispatcher.web.pages.figures import PLAN_HEIGHT, WIDTH
 from dispatcher.web.pages.lists import STATUSES
 from dispatcher.web.pages.site import PageRoute, Visit
-from dispatcher.web.pages.uploads import MOST_BYTES, MOST_ROWS, Upload, UploadState
+from dispatcher.web.pages.uploads import MOST_BYTES, MOST_ROWS, Upload, UploadState, stored
 from dispatcher.web.problems import Refused
 
 _LOOK_SECONDS = 0.5
@@ -103,7 +103,7 @@ def _kept(visit: Visit) -> Upload:
         campaign=campaign,
         channel=form.get("channel"),
         on_conflict="shift" if form.is_on("shift") else None,
-        path=visit.site.uploads.store(file.file),
+        file=stored(file.file),
         at=visit.parts.clock.now(),
         turn=visit.site.uploads.turn,
     )

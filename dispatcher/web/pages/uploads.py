@@ -12,9 +12,9 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from shutil import copyfileobj
-from tempfile import TemporaryDirectory
+from tempfile import NamedTemporaryFile
 from threading import Lock, Thread
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from dispatcher.client import Dispatcher, app_of
 from dispatcher.errors import DispatcherError, InvalidDraft, InvalidValue, Unavailable, alone
@@ -61,7 +61,7 @@ class Upload:
     campaign: str
     channel: str | None
     on_conflict: OnConflict | None
-    path: Path
+    file: IO[bytes]
     at: datetime
     turn: Lock
     token: str = field(default_factory=lambda: secrets.token_urlsafe(12))
@@ -76,8 +76,11 @@ class Upload:
     error: DispatcherError | None = None
 
     def __post_init__(self) -> None:
-        self.digest = _digest(self.path, self.campaign, self.channel)
-        self.size = self.path.stat().st_size
+        with Path(self.file.name).open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+            self.size = file.tell()
+        target = repr((content, self.campaign, self.channel)).encode("utf-8", "surrogatepass")
+        self.digest = hashlib.sha256(target).hexdigest()[:32]
         self._lock = Lock()
 
     @property
@@ -103,7 +106,7 @@ class Upload:
             pass
 
     def forget(self) -> None:
-        self.path.unlink(missing_ok=True)
+        self.file.close()  # and so deleted
         self.size = 0
 
     def _run(self, work: Callable[[Dispatcher], UploadState], dispatcher: Dispatcher) -> None:
@@ -147,7 +150,7 @@ class Upload:
     def _source(self) -> Source:
         if Format.of(self.name) is None:
             raise InvalidValue("file", "its name shows no format", "a file .csv or .jsonl")
-        return Source(str(self.path), label="file")
+        return Source(self.file.name, label="file")
 
     def _drafts(self, dispatcher: Dispatcher) -> Iterator[Draft]:
         with self._source() as source:
@@ -201,63 +204,40 @@ class Uploads:
         """One file is worked on at a time: more would need more memory, and hold up other calls."""
         self._clock = clock
         self._lock = Lock()
-        self._folder: TemporaryDirectory[str] | None = None
-        self._kept: dict[str, Upload] = {}
-
-    def store(self, stream: BinaryIO) -> Path:
-        with self._lock:
-            if self._folder is None:
-                self._folder = TemporaryDirectory(prefix="dispatcher-page-")
-            path = Path(self._folder.name) / secrets.token_hex(8)
-        try:
-            with path.open("xb") as copy:
-                copyfileobj(stream, copy)
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
-        if path.stat().st_size > MOST_BYTES:
-            path.unlink()
-            problem = f"more than {MOST_BYTES // 1024**2} MiB"
-            raise InvalidValue("file", problem, "parts, or `dispatcher import`")
-        return path
+        self._kept: list[Upload] = []
 
     def add(self, upload: Upload) -> None:
         """Keep one, instead of the oldest that no thread works on. Raises Refused."""
         with self._lock:
             while crowd := self._in_the_way(upload):
-                old = next((each for each in crowd if not each.is_running), None)
+                old = next((kept for kept in crowd if not kept.is_running), None)
                 if old is None:
                     upload.forget()
                     raise Refused(503, "too-many", "too many files are under way; try again later")
-                self._end(old)
-            self._kept[upload.token] = upload
+                self._kept.remove(old)
+                old.forget()
+            self._kept.append(upload)
 
     def _in_the_way(self, upload: Upload) -> list[Upload]:
         """Return the files of which one must go before another is kept, the oldest first."""
-        kept = [*self._kept.values()]
-        own = [each for each in kept if each.caller == upload.caller]
+        own = [kept for kept in self._kept if kept.caller == upload.caller]
         if len(own) >= _MOST_OF_ONE:
             return own
-        size = upload.size + sum(each.size for each in kept)
-        return kept if len(kept) >= _MOST or size > _MOST_BYTES_KEPT else []
-
-    def _end(self, upload: Upload) -> None:
-        del self._kept[upload.token]
-        upload.forget()
+        size = upload.size + sum(kept.size for kept in self._kept)
+        return self._kept if len(self._kept) >= _MOST or size > _MOST_BYTES_KEPT else []
 
     def of(self, caller: Caller) -> list[Upload]:
         oldest = self._clock.now() - _KEPT_FOR
         with self._lock:
-            for each in [*self._kept.values()]:
-                if each.at < oldest and not each.is_running:
-                    self._end(each)
-            own = [each for each in self._kept.values() if each.caller == caller]
-        return own[::-1]
+            for old in [kept for kept in self._kept if kept.at < oldest and not kept.is_running]:
+                self._kept.remove(old)
+                old.forget()
+            return [kept for kept in reversed(self._kept) if kept.caller == caller]
 
     def find(self, token: str, caller: Caller) -> Upload:
-        for each in self.of(caller):
-            if secrets.compare_digest(each.token.encode(), token.encode()):
-                return each
+        for upload in self.of(caller):
+            if secrets.compare_digest(upload.token.encode(), token.encode()):
+                return upload
         hours = _KEPT_FOR // timedelta(hours=1)
         detail = (
             "this file was dropped by another person, or is not kept any more: of a visitor the "
@@ -267,8 +247,13 @@ class Uploads:
         raise Refused(404, "no-such-upload", detail)
 
 
-def _digest(path: Path, campaign: str, channel: str | None) -> str:
-    with path.open("rb") as file:
-        content = hashlib.file_digest(file, "sha256").hexdigest()
-    content_and_target = repr((content, campaign, channel))
-    return hashlib.sha256(content_and_target.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+def stored(stream: BinaryIO) -> IO[bytes]:
+    """Return a copy of a file that ends with the process or when it is closed."""
+    copy = NamedTemporaryFile(prefix="dispatcher-page-")  # noqa: SIM115 - it is kept
+    copyfileobj(stream, copy)
+    copy.flush()
+    if copy.tell() > MOST_BYTES:
+        copy.close()
+        problem = f"more than {MOST_BYTES // 1024**2} MiB"
+        raise InvalidValue("file", problem, "parts, or `dispatcher import`")
+    return copy
