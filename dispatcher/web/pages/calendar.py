@@ -168,7 +168,7 @@ def calendar(visit: Visit) -> Response:
     marked = slot if verdict is None else verdict.next_slot
     if marked is not None:
         lines.append((marked, "next free slot", "slot"))
-    drawn = picture.Drawing(timeline, wanted.view, now).picture(lines)
+    drawn = picture.Picture(timeline, wanted.view, now, lines)
     entries, left_out = _table(visit, timeline, drawn)
     rules = zones.rules(visit.zone)
     before, after = (

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from heapq import nsmallest
 from math import inf
 from threading import Lock, Thread
-from typing import Generic, NamedTuple, Self, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from dispatcher.message import Plan
 from dispatcher.operations.overview import ChannelLoad, LoadedMinute, LoadToCome
@@ -105,16 +105,7 @@ class ChannelChart(NamedTuple):
     minutes: Sequence[LoadedMinute]
 
 
-class LoadCharts(NamedTuple):
-    load: LoadToCome
-    channels: Sequence[ChannelChart]
-
-    @classmethod
-    def of(cls, load: LoadToCome) -> Self:
-        return cls(load, [_chart(channel, load) for channel in load.channels])
-
-
-def _chart(channel: ChannelLoad, load: LoadToCome) -> ChannelChart:
+def chart_of(channel: ChannelLoad, load: LoadToCome) -> ChannelChart:
     step, minutes = (load.end - load.start) / BARS, channel.minutes
     due = _summed({minute.at: minute.due for minute in minutes}, load.start, step, BARS)
     over = [minute.at for minute in minutes if minute.overbooked]

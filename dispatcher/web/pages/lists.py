@@ -21,14 +21,14 @@ from dispatcher.errors import (
     StoreUnavailable,
 )
 from dispatcher.message import Status, check_text
-from dispatcher.operations.overview import By, Overview
+from dispatcher.operations.overview import By, LoadToCome, Overview
 from dispatcher.problems import status_of
 from dispatcher.scope import WITHOUT
 from dispatcher.store.listing import Of
 from dispatcher.store.schema import PAUSED_CAMPAIGN, PAUSED_CHANNEL, PAUSED_RECIPIENT
 from dispatcher.web.access import Right
 from dispatcher.web.bounds import NumbersResponse
-from dispatcher.web.pages.figures import BARS, LOAD_HEIGHT, SECONDS, WIDTH, LoadCharts
+from dispatcher.web.pages.figures import BARS, LOAD_HEIGHT, SECONDS, WIDTH, ChannelChart, chart_of
 from dispatcher.web.pages.site import PageRoute, Visit
 from dispatcher.web.pages.times import local_text
 from dispatcher.web.problems import Refused
@@ -110,16 +110,18 @@ _LONGEST_REASON = 200
 
 def load(visit: Visit) -> Response:
     within = visit.query.one_of(LOADS, "within", "day")
-    charts = visit.cached(
-        ("load", within), lambda: LoadCharts.of(visit.dispatcher.load(within=LOADS[within]))
-    )
-    found, by_channel = charts.load, {each.load.channel: each for each in charts.channels}
+    found, by_channel = visit.cached(("load", within), partial(_charted, visit, within))
     # A channel that has left the settings may still have messages.
     only = visit.query.one_of(dict.fromkeys([*visit.channels, *by_channel]), "channel", "")
     shown = [each for name, each in by_channel.items() if only in ("", name)]
     step = (found.end - found.start) / BARS
     return visit.show("load.html", found=found, shown=shown, within=within, lengths=LOADS,
                       step=step, width=WIDTH, height=LOAD_HEIGHT)  # fmt: skip
+
+
+def _charted(visit: Visit, within: str) -> tuple[LoadToCome, Mapping[str, ChannelChart]]:
+    load = visit.dispatcher.load(within=LOADS[within])
+    return load, {channel.channel: chart_of(channel, load) for channel in load.channels}
 
 
 def top(visit: Visit) -> Response:

@@ -104,17 +104,6 @@ class PictureRow(NamedTuple):
     ticks: Sequence[Line]
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """``changes`` are the instants at which the clocks change."""
-
-    rows: tuple[PictureRow, ...]
-    lanes: Sequence[Lane]
-    height: float
-    lanes_height: float
-    changes: tuple[Span, ...]
-
-
 def stretch_of(view: View, around: datetime, zone: str) -> tuple[datetime, datetime]:
     rules = zones.rules(zone)
     local = zones.wall_at(to_ms(around), rules)
@@ -149,37 +138,42 @@ def moved(start: datetime, length: timedelta, rules: ZoneInfo) -> datetime:
     return zones.first_instant(datetime.combine(wall, time.min) + length, rules)
 
 
-def _rows(timeline: Timeline, view: View) -> Iterator[Span]:
-    start = timeline.start
-    rules = zones.rules(timeline.zone)
-    while start < timeline.end:
-        end = moved(start, view.row, rules)
-        yield Span(start, min(end, timeline.end))
-        start = end
+class Picture:
+    """The timeline of a view, with ``lines``: instants with their texts and classes.
 
+    ``changes`` are the instants at which the clocks change.
+    """
 
-class Drawing:
-    def __init__(self, timeline: Timeline, view: View, now: datetime) -> None:
+    def __init__(
+        self,
+        timeline: Timeline,
+        view: View,
+        now: datetime,
+        lines: Sequence[tuple[datetime, str, str]],
+    ) -> None:
         self._timeline = timeline
         self._view = view
         self._now = now
-        self._lanes = lanes_of(timeline)
-        self._spans = list(_rows(timeline, view))
-        self._longest = max(span.ends_at - span.begins_at for span in self._spans)
-
-    def picture(self, lines: Sequence[tuple[datetime, str, str]]) -> Picture:
-        changes = tuple(changes_of(self._timeline))
-        marks = [(each.begins_at, change_text(each), "change") for each in changes]
-        labelled = [self._labelled(span, [*marks, *lines]) for span in self._spans]
+        self._rules = zones.rules(timeline.zone)
+        self.lanes = lanes_of(timeline)
+        self.changes = [*changes_of(timeline)]
+        spans = list[Span]()
+        start = timeline.start
+        while start < timeline.end:
+            end = moved(start, view.row, self._rules)
+            spans.append(Span(start, min(end, timeline.end)))
+            start = end
+        self._longest = max(span.ends_at - span.begins_at for span in spans)
+        marks = [(change.begins_at, change_text(change), "change") for change in self.changes]
+        labelled = [self._labelled(span, [*marks, *lines]) for span in spans]
         deepest = max((line.level for row in labelled for line in row), default=0)
-        lanes_height = BOOKED + LANE * (len(self._lanes) + bool(self._timeline.quiet))
-        row_height = lanes_height + GAP + deepest * LINE
-        rows = [
+        self.lanes_height = BOOKED + LANE * (len(self.lanes) + bool(timeline.quiet))
+        row_height = self.lanes_height + GAP + deepest * LINE
+        self.height = TOP + len(spans) * row_height
+        self.rows = [
             self._row(span, TOP + number * row_height, row_lines)
-            for number, (span, row_lines) in enumerate(zip(self._spans, labelled, strict=True))
+            for number, (span, row_lines) in enumerate(zip(spans, labelled, strict=True))
         ]
-        height = TOP + len(rows) * row_height
-        return Picture(tuple(rows), self._lanes, height, lanes_height, changes)
 
     def _labelled(self, row: Span, lines: Iterable[tuple[datetime, str, str]]) -> list[Line]:
         """Return the lines of a row. No text covers another one or leaves the picture."""
@@ -200,7 +194,7 @@ class Drawing:
 
     def _row(self, span: Span, y: float, lines: Sequence[Line]) -> PictureRow:
         blocks = list[Block]()
-        lanes = [(lane.timeline.blocked, f"q{lane.pattern}") for lane in self._lanes]
+        lanes = [(lane.timeline.blocked, f"q{lane.pattern}") for lane in self.lanes]
         for number, (spans, css) in enumerate([*lanes, (self._timeline.quiet, "quiet")]):
             blocks += self._blocks(span, spans, y + BOOKED + number * LANE, css)
         width, past = self._x(span, span.ends_at) - LEFT, self._x(span, self._now) - LEFT
@@ -209,9 +203,8 @@ class Drawing:
 
     def _ticks(self, row: Span, *, is_first: bool) -> Iterator[Line]:
         view, tick = self._view, row.begins_at
-        rules = zones.rules(self._timeline.zone)
-        while (tick := moved(tick, view.step, rules)) < row.ends_at:
-            shown = tick.astimezone(rules)
+        while (tick := moved(tick, view.step, self._rules)) < row.ends_at:
+            shown = tick.astimezone(self._rules)
             if view.step >= _DAY:
                 text = f"{shown:%a %d}"
             elif (view.row == _DAY and not is_first) or (shown.minute and view.row > _HOUR):

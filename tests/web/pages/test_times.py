@@ -94,7 +94,7 @@ def drawn(view: str, lines: list[tuple[datetime, str, str]]) -> picture.Picture:
     start, end = picture.stretch_of(shown, NOW, "UTC")
     window = WindowTimeline("ada", booked=(), quotas=(), complete=True)
     timeline = Timeline(start, end, "UTC", windows=(window,), quiet=(), steps=(), slots=())
-    return picture.Drawing(timeline, shown, NOW).picture(lines)
+    return picture.Picture(timeline, shown, NOW, lines)
 
 
 @pytest.mark.parametrize("view", picture.VIEWS)
