@@ -14,12 +14,11 @@ from dispatcher.limiters import (
     Concurrency,
     CounterPerKey,
     FixedWindow,
-    SlidingCounter,
     SlidingList,
     SlidingLog,
 )
 from dispatcher.limiters.algorithms import CountPerLength
-from tests.support.limiters import MINUTE, MS, START_US, Clocked, taken
+from tests.support.limiters import MINUTE, MS, START_US, Clocked
 
 SECOND = timedelta(seconds=1)
 
@@ -65,29 +64,6 @@ def test_a_permit_taken_in_the_millisecond_in_which_older_ids_end_is_remembered(
     moved.advance(MS)
     assert limiter.acquire("ada", permit="x").remaining == 3
     assert limiter.acquire("ada", permit="old").remaining == 2, "no longer than two spans"
-
-
-def test_spacing_is_that_of_redis_cell(moved: Clocked) -> None:
-    """15 more at once, 30 per 60 s: the example of redis-cell's own page."""
-    limiter = GCRA(30, MINUTE, max_burst=15).on(moved)
-    first = limiter.acquire("user123")
-    assert (first.limit, first.remaining) == (16, 15)
-    assert taken(limiter, "user123", 20) == 15
-    refused = limiter.acquire("user123")
-    assert refused.retry_after == 2 * SECOND
-    assert (refused.reset_at - first.reset_at) == 30 * SECOND
-
-
-def test_the_error_of_a_sliding_counter_is_as_stated(moved: Clocked) -> None:
-    start = START_US // 60_000_000 * 60_000_000
-    moved.set_us(start + 59_999_000)
-    limiter = SlidingCounter(10, MINUTE).on(moved)
-    assert taken(limiter, "ada", 99) == 10, "all at the end of a stretch"
-    given = 0
-    for ms in range(0, 59_999, 500):
-        moved.set_us(start + 60_000_000 + ms * 1_000)
-        given += taken(limiter, "ada", 3)
-    assert 8 <= given <= 9, "near twice ten, less one, within a minute"
 
 
 def test_a_counter_is_a_number_that_get_shows(redis_client: redis.Redis) -> None:

@@ -91,22 +91,6 @@ def test_refused_requests_of_a_group_get_different_times_in_order(
         assert limiter.acquire("sms").allowed, f"number {number} comes back in vain"
 
 
-@pytest.mark.parametrize("period", ["minute", "month", timedelta(minutes=7)])
-def test_each_that_an_aligned_window_refuses_has_a_window_of_its_own(
-    period: str | timedelta, moved: Clocked
-) -> None:
-    limiter = FixedWindow(2, period, align="Europe/Berlin").on(moved)
-    decisions = limiter.acquire_each([Request("sms")] * 30)
-    waits = [each.retry_after for each in decisions]
-    assert len(set(waits)) == 15, "two in each window"
-    begin = moved.now_us
-    for wait in waits[2:]:
-        moved.set_us(begin)
-        moved.advance(wait)
-        assert limiter.acquire("sms").allowed
-        moved.advance(-MS)
-
-
 def test_a_refusal_of_one_limit_keeps_no_place_in_another(moved: Clocked) -> None:
     limits = [FixedWindow(1, "hour", name="scope"), FixedWindow(1, "second", name="channel")]
     limiter = Limits(limits).on(moved, tag="t")
@@ -193,26 +177,6 @@ def test_permits_freed_between_two_scripts_go_to_requests_refused_before(
     monkeypatch.setattr(operations.Operations, "_acquire_part", later)
     decisions = limiter.acquire_each([Request("sms")] * 6)
     assert [each.granted for each in decisions] == [1, 0, 0, 0, 0, 0]
-
-
-@pytest.mark.parametrize("make", [SlidingLog, FixedWindow])
-def test_the_work_for_each_of_a_group_does_not_grow_with_the_group(
-    make: Callable[[int, timedelta], Algorithm], redis_client: redis.Redis
-) -> None:
-    limiter = make(1, timedelta(minutes=1)).on(redis_client)
-    limiter.acquire_each([Request("sms")])
-
-    def work(requests: int) -> int:
-        redis_client.config_resetstat()
-        limiter.acquire_each([Request("sms")] * requests)
-        return int(redis_client.info("commandstats")["cmdstat_evalsha"]["usec"])
-
-    few, many = work(200), work(4_000)
-    for _ in range(30):  # on a busy machine the server stands still in the midst of a script
-        if many < 100 * few:
-            break
-        few, many = min(few, work(200)), min(many, work(4_000))
-    assert many < 100 * few, "20 times as many; 400 times if each looked at all before it"
 
 
 def test_a_group_of_several_keys_needs_a_tag(redis_client: redis.Redis) -> None:

@@ -5,25 +5,19 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import redis
-from celery.contrib.testing.worker import start_worker
 
-from dispatcher.limiters import FixedWindow, Request, SlidingList, SlidingLog, State, parse
+from dispatcher.limiters import FixedWindow, Request, SlidingList, SlidingLog, State
 from dispatcher.limiters.algorithms import CountPerLength
 from docs.pictures.draw_limiters import PICTURE, decisions, limits, svg
 from tests.support.limiters import Clocked, exported_limits
-from tests.support.processes import in_processes
 from tests.support.servers import REDIS, RedisServer
-from tests.support.waiting import wait_until
 
 PAGE = Path(__file__).parents[2] / "docs/limiters.md"
-FURTHER = 25
 _runs = count()  # Celery knows a task by its module's name
 
 
@@ -87,43 +81,6 @@ def test_a_batch_pauses_when_its_limit_is_reached(own_redis: RedisServer) -> Non
     own_redis.stop()
     assert names["send_some"](letters) is State.UNKNOWN
     assert (len(posted), len(letters)) == (1_000, 3), "nothing is sent without a permit"
-
-
-def _work(gate: Any, number: int, url: str, broker_url: str) -> int:
-    """Be one of several workers until all is delivered; return how many were delivered here."""
-    names = run_page(url, broker_url)
-    with redis.Redis.from_url(url) as client:
-        names["deliver"] = lambda _, order: client.rpush(f"delivered by {number}", order)
-        worker = start_worker(
-            names["app"], pool="threads", concurrency=2, perform_ping_check=False,
-            shutdown_timeout=30,
-        )  # fmt: skip
-        with worker:
-            gate.wait(60)
-            if number == 0:
-                for order in range(FURTHER):
-                    names["send_invoice"].delay("acme", order)
-            wait_until(
-                lambda: client.llen("delivered by 0") + client.llen("delivered by 1") >= FURTHER, 60
-            )
-        return int(client.llen(f"delivered by {number}"))
-
-
-@pytest.mark.long
-def test_two_workers_share_ten_a_second(redis_server: RedisServer) -> None:
-    per_customer = run_page(redis_server.url)["per_customer"]
-    taken = per_customer.acquire("acme", 10)
-    broker_url = f"redis+socket://{redis_server.socket}"
-    delivered = in_processes(2, _work, redis_server.url, broker_url)
-    assert sum(delivered) == FURTHER
-    assert min(delivered) > 0
-    last = per_customer.peek("acme").reset_at
-    assert last - taken.reset_at >= timedelta(seconds=2), "25 more take three further seconds"
-    with redis.Redis.from_url(redis_server.url) as client:
-        orders = [*client.lrange("delivered by 0", 0, -1), *client.lrange("delivered by 1", 0, -1)]
-        day = parse("100000/day").on(client, prefix="shop")
-        assert sorted(map(int, orders)) == list(range(FURTHER))
-        assert day.peek("acme").remaining == 100_000 - 10 - FURTHER
 
 
 def test_every_limit_has_a_row_and_a_paragraph_by_the_clock() -> None:

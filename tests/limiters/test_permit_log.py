@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -22,11 +20,8 @@ from dispatcher.redis.client import repeated
 from dispatcher.redis.keys import line_of
 from dispatcher.redis.scripts import Call
 from dispatcher.scope import NO_SCOPE
-from dispatcher.times.clock import SystemClock
 from tests.limiters.conftest import World
 from tests.support.limiters import Clocked
-from tests.support.model import is_broken
-from tests.support.processes import in_processes
 from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer
 from tests.support.soak import examples
@@ -276,50 +271,6 @@ def test_a_permit_that_is_settled_again_counts_from_its_use(
     assert proxy.dropped == lost
     used, in_hand = logs.now_ms + 1 - since_ms, logs.now_ms + HOLD // MS
     assert logs.names(logs.wide) == logs.names() == {b"one": used, b"two": in_hand}
-
-
-LIMITS = (Limit(5, 100), Limit(20, 1_000))
-
-
-def _hammer(gate: Any, number: int, path: str) -> tuple[list[int], int]:
-    """Take and settle permits in a tight loop; return the sends by the server's clock."""
-    sent: list[int] = []
-    refused = 0
-    with redis.Redis(unix_socket_path=path) as client:
-        permits = Permits(
-            client, namespace="hammered", shards=1, scope_limits=LIMITS, channel_limits={},
-            clock=SystemClock(),
-        )  # fmt: skip
-        client.hset("{hammered:permits:0}:epoch", "server", "any")
-
-        def now() -> int:
-            seconds, micros = client.time()
-            return int(seconds) * 1_000 + int(micros) // 1_000
-
-        gate.wait(60)
-        end = now() + 1_200
-        for turn in itertools.count():
-            asked = permit(bytes([number]) + turn.to_bytes(4, "big"))
-            if now() > end:
-                return sent, refused
-            if permits.acquire([asked], within=5 * SECOND)[0].allowed:
-                at = now()
-                sent.append(at)
-                permits.settle([(asked, (now() - at) * MS)])
-            else:
-                refused += 1
-    raise AssertionError("unreachable")
-
-
-def test_processes_never_hand_over_more_than_the_limit_in_any_period(
-    redis_server: RedisServer,
-) -> None:
-    answers = in_processes(3, _hammer, str(redis_server.socket))
-    times = sorted(at for sent, _ in answers for at in sent)
-    assert len(times) >= 20, "the limits are not merely closed"
-    assert sum(refused for _, refused in answers) > 0
-    for limit in LIMITS:
-        assert not is_broken(times, (limit.count, limit.length_ms))
 
 
 @settings(max_examples=examples(80), deadline=None)

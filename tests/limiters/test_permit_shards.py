@@ -59,18 +59,6 @@ def test_a_group_takes_one_round_trip_for_its_scopes_and_one_for_its_channel(
     assert made.logs() == []
 
 
-def test_room_that_a_refusal_leaves_in_a_scope_goes_to_the_next_of_the_group(
-    world: Callable[..., World],
-) -> None:
-    """One script would have refused the first without its ever counting."""
-    made = world(Limit(1, 60_000), **{SMS: [Limit(1, 60_000)], MAIL: [Limit(5, 60_000)]})
-    assert made.acquire(wanted(NEAR)) == [True]
-    for scope in (FAR, ALONE):
-        first, second, third = wanted(scope), wanted(scope, MAIL), wanted(scope, MAIL)
-        assert made.acquire(first, second, third) == [False, True, False]
-        assert made.scope(scope).keys() == {member(second)}
-
-
 @pytest.mark.parametrize("channel", [SMS, "unlimited"])
 def test_a_closed_channel_refuses_whoever_has_room_in_its_scope(
     world: Callable[..., World], channel: str

@@ -76,19 +76,6 @@ def test_no_spelling_of_an_inner_host_is_taken_from_a_url(host: str) -> None:
     assert caught.value.field == "url"
 
 
-def is_numeric(host: str) -> bool:
-    try:
-        return bool(socket.inet_aton(host))
-    except OSError:
-        return False
-
-
-@pytest.mark.parametrize("host", [each for each in SPELLINGS if is_numeric(each)])
-def test_numbers_are_judged_as_the_address_that_they_resolve_to(host: str) -> None:
-    [found] = resolve(host, 443)
-    assert Addresses().allow(found) == (host == "00000127.0.0.1"), "octal: 87.0.0.1"
-
-
 REFUSED = {
     "scheme": [
         "http://example.com/", "ftp://example.com/", "file:///etc/passwd", "gopher://example.com/",

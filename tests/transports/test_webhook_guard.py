@@ -74,22 +74,6 @@ def test_a_name_that_is_rebound_after_the_look_is_connected_to_where_the_look_we
     assert receiver.received == []
 
 
-def test_nothing_but_the_resolver_looks_names_up(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked_up = []
-    real = socket.getaddrinfo
-
-    def spy(host: str, *rest: object, **more: object) -> object:
-        looked_up.append(host)
-        return real(host, *rest, **more)  # type: ignore[arg-type] # handed through
-
-    monkeypatch.setattr(socket, "getaddrinfo", spy)
-    transport = open_to(receiver.port, resolver=NameServer(["127.0.0.1"]))
-    transport.send(a_message(recipient=url_of(receiver, scheme="http")))
-    assert set(looked_up) <= {"127.0.0.1"}, "a number: no name server is asked"
-
-
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LocalHost"])
 def test_a_url_of_the_channel_that_names_this_machine_needs_no_other_option(
     receiver: Receiver, host: str
