@@ -56,18 +56,6 @@ local function take(mine, id, n, index, room)
   return room < math.huge and room - n or 0, decides and decides.kind.whole(decides) or 0
 end
 
--- Most calls are one new request that fits, and do without the functions that follow.
-local single = #ARGV == at + 3
-if single and ARGV[at + 1] == '1' then
-  local wanted, least, index, room =
-    tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3]), tightest(limits)
-  if room >= least and wanted > 0 then
-    local n = math.min(wanted, room)
-    local left, whole = take(limits, ARGV[at], n, index, room)
-    return {now, n, 0, index, left, whole, 0}
-  end
-end
-
 -- The permits of that id which count already: as remembered, held, or in the longest log.
 local function taken_before(mine, id)
   local taken, log = span > 0 and remembered(id) or 0, nil
@@ -154,7 +142,7 @@ local function answer(reply, mine, at)
 end
 
 local reply = {now}
-if single then
+if #ARGV == at + 3 then
   answer(reply, limits, at)
   return reply
 end
