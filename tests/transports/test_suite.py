@@ -75,38 +75,17 @@ class Good(MemoryTransport):
         self.closed += 1
 
 
-class Answers(Good):
-    answer: Any = 7
-
-    def send(self, message: Message) -> str | None:
-        super().send(message)
-        answer: str | None = self.answer
-        return answer
-
-
-class ForOneThread(Good):
-    busy = threading.Lock()
-
-    def send(self, message: Message) -> str | None:
-        if not self.busy.acquire(blocking=False):
-            raise RuntimeError("used by two threads")
-        try:
-            time.sleep(0.005)
-            return super().send(message)
-        finally:
-            self.busy.release()
-
-
-class ClosesOnce(Good):
-    def close(self) -> None:
-        super().close()
-        if self.closed > 1:
-            raise RuntimeError("closed already")
-
-
 def other(**methods: Any) -> type[Good]:
     """Return a transport that differs from the good one in these methods."""
     return type("Other", (Good,), methods)
+
+
+def answers(receipt: Any) -> type[Good]:
+    def send(self: Good, message: Message) -> Any:
+        Good.send(self, message)
+        return receipt
+
+    return other(send=send)
 
 
 def keyed(key: Callable[[Message], str]) -> type[Good]:
@@ -124,8 +103,14 @@ def checks(check: Callable[[str, Mapping[str, Any]], object]) -> type[Good]:
     return other(check=staticmethod(check))
 
 
-def too_much(recipient: str, body: Mapping[str, Any]) -> None:
-    raise InvalidDraft("recipient", f"{recipient} {len(body)}", "nothing")
+def refuses(field: str, problem: str = "digits") -> type[Good]:
+    """Return a transport whose check refuses whatever is no word, or everything for a reason."""
+
+    def check(recipient: str, body: Mapping[str, Any]) -> None:
+        if not recipient.isalpha() or problem != "digits":
+            raise InvalidDraft(field, problem, f"{len(body)} letters")
+
+    return checks(check)
 
 
 def oddly(recipient: str, body: Mapping[str, Any]) -> None:
@@ -133,9 +118,21 @@ def oddly(recipient: str, body: Mapping[str, Any]) -> None:
         raise KeyError(len(body))
 
 
-def elsewhere(recipient: str, body: Mapping[str, Any]) -> None:
-    if not recipient.isalpha():
-        raise InvalidDraft("phone", "digits", f"{len(body)} letters")
+BUSY = threading.Lock()
+
+
+def send_alone(self: Good, message: Message) -> str | None:
+    if not BUSY.acquire(blocking=False):
+        raise RuntimeError("used by two threads")
+    time.sleep(0.005)
+    BUSY.release()
+    return Good.send(self, message)
+
+
+def close_once(self: Good) -> None:
+    self.closed += 1
+    if self.closed > 1:
+        raise RuntimeError("closed already")
 
 
 def late(message: Message) -> Exception:
@@ -184,10 +181,9 @@ def test_a_transport_that_keeps_every_rule_passes() -> None:
 @pytest.mark.parametrize(
     ("made", "says"),
     [
-        ({"make": Answers}, "an int as receipt"),
-        ({"make": type("Talks", (Answers,), {"answer": "x" * 501})},
-         "a receipt of more than 500 characters"),
-        ({"make": ForOneThread}, "used by two threads"),
+        ({"make": answers(7)}, "an int as receipt"),
+        ({"make": answers("x" * 501)}, "a receipt of more than 500 characters"),
+        ({"make": other(send=send_alone)}, "used by two threads"),
         ({"make": keyed(lambda message: f"{message.id}-{message.attempt_count}")},
          "another key at the second attempt"),
         ({"make": keyed(lambda message: message.channel)}, "the same key for another message"),
@@ -199,14 +195,14 @@ def test_a_transport_that_keeps_every_rule_passes() -> None:
          "TemporaryFailure shows"),
         ({"fails": SWALLOWS}, "nothing was raised"),
         ({"make": checks(lambda *_: None)}, "accepted: '4711'"),
-        ({"make": checks(too_much)}, "recipient: ada 1; accepted: nothing"),
+        ({"make": refuses("recipient", "all")}, "recipient: all; accepted: 1 letters"),
         ({"make": checks(oddly)}, "KeyError instead of an InvalidDraft"),
-        ({"make": checks(elsewhere)}, "the field 'phone'"),
+        ({"make": refuses("phone")}, "the field 'phone'"),
         ({"make": other(check=lambda *_: None)}, "the check of Other needs an instance"),
         ({"make": other(destination=lambda *_: "")}, "as destination"),
         ({"make": other(destination=lambda _, message: str(message.id))},
          "another destination for the same recipient"),
-        ({"make": ClosesOnce}, "closed already"),
+        ({"make": other(close=close_once)}, "closed already"),
         ({"make": other(__repr__=lambda _: f"ShowsSecret({SECRET})")}, "its repr shows"),
         ({"hangs": raises(late)}, "with a timeout of 0.1 s"),
         ({"hangs": SWALLOWS}, "from a provider that never answers"),
