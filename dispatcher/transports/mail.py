@@ -51,6 +51,7 @@ _LABEL = rf"{_EDGE}(?:[A-Za-z0-9{_BEYOND}-]{{0,61}}{_EDGE})?"
 _DOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 _NEVER_IN_ADDRESSES = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"})
 _NEVER = frozenset({"Cc", "Cs", "Zl", "Zp"})
+_NEVER_IN_TEXTS = re.compile("[\0\ud800-\udfff]")
 _BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _ANY_TYPE = "application/octet-stream"
 _EOL = re.compile(rb"\r\n|\r|\n")
@@ -68,11 +69,10 @@ class Mail(NamedTuple):
 
 
 class _Policy(EmailPolicy):
-    """Takes the headers that a body makes as text, and writes them as they are.
+    """Writes the headers that a body makes as they are.
 
-    The standard library reads encoded words in a text that it is given, and what they hide, a line
-    break say, ends up in the mail. And it turns a long word, such as the address in a
-    List-Unsubscribe, into encoded words, which no program reads as an address.
+    The standard library decodes encoded words, which may hide a line break, and turns a long word,
+    such as the address in a List-Unsubscribe, into encoded words, which no program reads.
     """
 
     def header_store_parse(self, name: str, value: Any) -> tuple[str, Any]:
@@ -190,7 +190,12 @@ def check_mail(
     if "from" in body and read_sender(body["from"], "body.from").addr_spec.lower() not in senders:
         raise InvalidDraft("body.from", "no sender of the channel", "one of its option senders")
     for name in _NAMED:
-        _check_named(f"body.{name}", body.get(name, []))
+        mailboxes = body.get(name, [])
+        if not isinstance(mailboxes, list | tuple) or len(mailboxes) > _MOST_NAMED:
+            accepted = f"a list of at most {_MOST_NAMED} addresses"
+            raise InvalidDraft(f"body.{name}", "no such list", accepted)
+        for mailbox in mailboxes:
+            read_mailbox(f"body.{name}", mailbox)
     if "reply_to" in body:
         check_address("body.reply_to", body["reply_to"])
     _check_headers(body.get("headers", {}), allowed)
@@ -208,25 +213,20 @@ def check_address(field: str, text: object) -> str:
     if not isinstance(text, str):
         raise InvalidDraft(field, kind_of(text), accepted)
     local, _, domain = text.rpartition("@")
-    problem = None
-    if not local or not domain:
-        problem = "no address"
-    elif len(text.encode(errors="replace")) > _LONGEST_ADDRESS:
-        problem = f"longer than {_LONGEST_ADDRESS} bytes"
-    elif len(local.encode(errors="replace")) > _LONGEST_LOCAL:
-        problem = f"more than {_LONGEST_LOCAL} bytes before the @"
-    elif not _LOCAL.fullmatch(local) or "=?" in local:  # what begins an encoded word
-        problem = "not allowed as it stands before the @"
-    elif not _DOMAIN.fullmatch(domain):
-        problem = "no domain after the @"
-    elif not all(each.isascii() or unicodedata.category(each)[0] in "LMN" for each in domain):
-        problem = "a character in the domain that no name has"  # some are read as a dot
-    elif not text.isascii() and (
-        any(unicodedata.category(each) in _NEVER_IN_ADDRESSES for each in text)
-        or not unicodedata.is_normalized("NFKC", text)
-    ):
+    is_address = (
+        len(text.encode(errors="replace")) <= _LONGEST_ADDRESS
+        and len(local.encode(errors="replace")) <= _LONGEST_LOCAL
+        and _LOCAL.fullmatch(local)
+        and "=?" not in local  # what begins an encoded word
+        and _DOMAIN.fullmatch(domain)
+        # Some characters are read as a dot.
+        and all(char.isascii() or unicodedata.category(char)[0] in "LMN" for char in domain)
+    )
+    if not is_address:
+        raise InvalidDraft(field, "no address", accepted)
+    is_plain = not any(unicodedata.category(char) in _NEVER_IN_ADDRESSES for char in text)
+    if not text.isascii() and not (is_plain and unicodedata.is_normalized("NFKC", text)):
         problem = "characters that are invisible, or not in their normal form (NFKC)"
-    if problem is not None:
         raise InvalidDraft(field, problem, accepted)
     return text
 
@@ -242,9 +242,9 @@ def check_header(field: str, value: object, *, longest: int) -> str:
         raise InvalidDraft(field, kind_of(value), accepted)
     if not 1 <= len(value) <= longest:
         raise InvalidDraft(field, f"{len(value)} characters", accepted)
-    for each in value:
-        if each in _BIDI or unicodedata.category(each) in _NEVER:
-            raise InvalidDraft(field, f"the character U+{ord(each):04X}", accepted)
+    for char in value:
+        if char in _BIDI or unicodedata.category(char) in _NEVER:
+            raise InvalidDraft(field, f"the character U+{ord(char):04X}", accepted)
     if value != value.strip():
         raise InvalidDraft(field, "white space at an end", accepted)
     return value
@@ -256,11 +256,10 @@ def _address(text: str, name: str = "") -> Address:
 
 
 def _in_ascii(address: Address) -> Address:
-    """Return an address with its domain as A-labels, where that is certainly the same domain.
+    """Return an address with its domain as A-labels, which servers without SMTPUTF8 take.
 
-    Servers without SMTPUTF8 take it then, if the rest is ASCII. The codec is that of IDNA 2003;
-    where IDNA 2008 means another domain (a sharp s, say), its labels do not come back, and the
-    address stays as it is.
+    The codec is that of IDNA 2003. Where IDNA 2008 means another domain (a sharp s, say), its
+    labels do not come back, and the address stays as it is.
     """
     domain = address.domain
     if address.username.isascii() and not domain.isascii():
@@ -286,15 +285,8 @@ def _check_keys(field: str, given: Iterable[str], known: tuple[str, ...]) -> Non
 def _check_content(field: str, text: object) -> None:
     if not isinstance(text, str):
         raise InvalidDraft(field, kind_of(text), "text")
-    if "\0" in text or any("\ud800" <= each <= "\udfff" for each in text):
+    if _NEVER_IN_TEXTS.search(text):
         raise InvalidDraft(field, "holds a NUL character or a lone surrogate", "text")
-
-
-def _check_named(field: str, mailboxes: object) -> None:
-    if not isinstance(mailboxes, list | tuple) or len(mailboxes) > _MOST_NAMED:
-        raise InvalidDraft(field, "no such list", f"a list of at most {_MOST_NAMED} addresses")
-    for mailbox in mailboxes:
-        read_mailbox(field, mailbox)
 
 
 def read_senders(texts: object) -> frozenset[str]:
@@ -312,10 +304,10 @@ def read_allowed(names: object) -> frozenset[str]:
     accepted = "a list of names such as X-Mailgun-Tag"
     if not isinstance(names, list | tuple | set | frozenset):
         raise InvalidSettings("allow_headers", kind_of(names), accepted)
-    for each in names:
-        if not isinstance(each, str) or not _NAME.fullmatch(each):
-            raise InvalidSettings("allow_headers", f"{quoted(each)} is not for bodies", accepted)
-    return frozenset(each.lower() for each in names)
+    for name in names:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise InvalidSettings("allow_headers", f"{quoted(name)} is not for bodies", accepted)
+    return frozenset(name.lower() for name in names)
 
 
 def _check_headers(headers: object, allowed: frozenset[str]) -> None:
