@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 from urllib.parse import unquote, urlsplit
 
 from dispatcher.errors import (
@@ -63,7 +63,8 @@ _CHUNK = 64 * 1024
 _LONGEST_QUOTE = 200
 _SPARE = 0.25
 """Part of the time that must be left for the answer to the final dot, or it is not written."""
-_SETTINGS_PAUSE = timedelta(seconds=60)
+_PAUSE = timedelta(seconds=60)
+"""How long a channel is closed for a throttle or for settings that do not fit."""
 _GOOD_BYE_SECONDS = 1.0
 _READY, _OK, _GO_AHEAD, _CLOSING = 220, 250, 354, 421
 _GOOD, _MORE, _PERMANENT = 2, 3, 5
@@ -75,7 +76,6 @@ _OF_POLICY = re.compile(r"4\.7\.\d")
 _OF_ONE_RECIPIENT = re.compile(r"4\.[12]\.\d|gr[ea]y|recipient|mailbox|<…>", re.IGNORECASE)
 """A recipient or its quota is meant, or one that is new to the server (greylisting)."""
 _ASK_LATER = frozenset({421, 450, 451, 452})
-_THROTTLED_PAUSE = timedelta(seconds=60)
 _CREDENTIALS = frozenset({530, 534, 535, 538})
 """They are missing or wrong (RFC 4954)."""
 
@@ -211,15 +211,12 @@ def _read_server(
         port = parts.port
     except ValueError:
         raise InvalidSettings("url", "cannot be read", _URLS) from None
-    if parts.scheme not in _SCHEMES:
-        raise InvalidSettings("url", "none of the known schemes", _URLS)
     host = parts.hostname or ""
     address = address_of(host)
     is_host = address is not None if ":" in host else _HOST.fullmatch(host)
-    if not is_host or parts.path not in ("", "/"):
-        raise InvalidSettings("url", "no host, or more than a host", _URLS)
-    if parts.query or parts.fragment:
-        raise InvalidSettings("url", "more than a host", _URLS)
+    is_more = parts.path not in ("", "/") or parts.query or parts.fragment
+    if parts.scheme not in _SCHEMES or not is_host or is_more:
+        raise InvalidSettings("url", "no known scheme, no host, or more than a host", _URLS)
     security, usual_port = _SCHEMES[parts.scheme]
     user, password = unquote(parts.username or ""), unquote(parts.password or "")
     if bool(user) != bool(password) or not f"{user}{password}".isascii():
@@ -275,11 +272,8 @@ class MailServer:
         return f"{self.host}:{self.port}"
 
 
-class ConnectionBroken(Exception):
-    """The connection broke, fell silent or made no sense."""
-
-
-LINE_ERRORS = (ConnectionBroken, OSError, smtplib.SMTPException)
+class ConnectionBroken(OSError):
+    """The connection broke, fell silent or made no sense. smtplib's errors are OSErrors as well."""
 
 
 def _why(error: BaseException, deadline: Deadline) -> str:
@@ -347,7 +341,7 @@ class SmtpConnection(smtplib.SMTP):
         connection = cls(server, sock, deadline)
         try:
             connection._greet()
-        except LINE_ERRORS as error:
+        except OSError as error:
             broken = connection._broken(error)
             if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
                 why = getattr(error, "verify_message", None) or getattr(error, "reason", None)
@@ -362,7 +356,7 @@ class SmtpConnection(smtplib.SMTP):
     def ask(self) -> None:
         try:
             self._expect(self.noop(), "NOOP", _OK)
-        except LINE_ERRORS as error:
+        except OSError as error:
             raise TemporaryFailure(self._broken(error)) from None
 
     def deliver(self, mail: Mail, deadline: Deadline) -> SmtpReply:
@@ -375,19 +369,19 @@ class SmtpConnection(smtplib.SMTP):
         self.deadline = deadline
         try:
             self._announce(mail)
-        except LINE_ERRORS as error:
+        except OSError as error:
             raise ConnectionBroken(self._broken(error)) from None
         try:
             self.send(re.sub(rb"(?m)^\.", b"..", mail.content))
             if deadline.left() < deadline.seconds * _SPARE:
                 slow = "it took the message so slowly that no time is left for its answer"
                 raise ConnectionBroken(slow)
-        except LINE_ERRORS as error:
+        except OSError as error:
             raise TemporaryFailure(self._broken(error)) from None
         try:
             self.send(b".\r\n")
             reply = self._reply(self.getreply(), mail.recipient)
-        except LINE_ERRORS as error:
+        except OSError as error:
             unanswered = "no answer to the whole message: "
             raise PerhapsSent(self._broken(error, unanswered)) from None
         self._is_begun = False
@@ -404,7 +398,7 @@ class SmtpConnection(smtplib.SMTP):
     def end(self) -> None:
         """Say good-bye where the connection is open, and wait for no answer."""
         self.deadline = Deadline(self.deadline.clock, _GOOD_BYE_SECONDS)
-        with suppress(*LINE_ERRORS):
+        with suppress(OSError):
             self.putcmd("QUIT")
         self.close()
 
@@ -425,10 +419,11 @@ class SmtpConnection(smtplib.SMTP):
             if line[3:4] != b"-":
                 return int(line[:3]), b"\n".join(lines)
 
-    def secure(self, context: ssl.SSLContext, host: str) -> None:
+    def _secure(self) -> None:
         """Begin TLS, and forget what was said before it."""
         if self._unread:  # sent before the encryption began, perhaps by an attacker
             raise ConnectionBroken("it said something between STARTTLS and the encryption")
+        context, host = cast(ssl.SSLContext, self._server.context), self._server.host
         self.sock = context.wrap_socket(self._socket, server_hostname=host)
         self.ehlo_resp = None
         self.esmtp_features = {}
@@ -456,15 +451,15 @@ class SmtpConnection(smtplib.SMTP):
 
     def _greet(self) -> None:
         server = self._server
-        if server.security == "tls" and server.context is not None:
-            self.secure(server.context, server.host)
+        if server.security == "tls":
+            self._secure()
         self._expect(self.getreply(), "the connection", _READY)
         self._expect(self.ehlo(), "EHLO", _OK)
-        if server.security == "starttls" and server.context is not None:
+        if server.security == "starttls":
             if not self.has_extn("starttls"):
                 raise self._misconfigured("it offers no STARTTLS")
             self._expect(self.docmd("STARTTLS"), "STARTTLS", _READY)
-            self.secure(server.context, server.host)
+            self._secure()
             self._expect(self.ehlo(), "EHLO", _OK)
         if server.user:
             self._log_in()
@@ -536,7 +531,7 @@ class SmtpConnection(smtplib.SMTP):
         if reply.code in _CREDENTIALS:
             return self._misconfigured(why)
         if reply.is_throttle:
-            return TemporaryFailure(f"{self._server}: {why}", _THROTTLED_PAUSE, closes_channel=True)
+            return TemporaryFailure(f"{self._server}: {why}", _PAUSE, closes_channel=True)
         kind = PermanentFailure if reply.kind == _PERMANENT else TemporaryFailure
         return kind(f"{self._server}: {why}")
 
@@ -546,12 +541,6 @@ class SmtpConnection(smtplib.SMTP):
         return f"{self._server}: {stage}{_why(error, self.deadline)}"
 
     def _misconfigured(self, why: str) -> TemporaryFailure:
-        """Return the failure that lasts until the settings change.
-
-        It closes the channel for a while, so that messages do not use up their tries on it.
-        """
-        return TemporaryFailure(
-            f"{self._server}: {why}; see the settings of its channel",
-            _SETTINGS_PAUSE,
-            closes_channel=True,
-        )
+        """Return the failure that lasts until the settings change, for all messages alike."""
+        why = f"{self._server}: {why}; see the settings of its channel"
+        return TemporaryFailure(why, _PAUSE, closes_channel=True)

@@ -196,8 +196,8 @@ def test_a_line_carries_a_hundred_messages_and_no_more() -> None:
     ("options", "field", "says"),
     [
         ({"url": 7}, "url", "an int"),
-        ({"url": "mail.example.org"}, "url", "schemes"),
-        ({"url": "imap://mail.example.org"}, "url", "schemes"),
+        ({"url": "mail.example.org"}, "url", "scheme"),
+        ({"url": "imap://mail.example.org"}, "url", "scheme"),
         ({"url": "smtps://"}, "url", "no host"),
         *(
             ({"url": f"smtps://{host}"}, "url", "no host")
