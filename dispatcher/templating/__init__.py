@@ -1,9 +1,149 @@
-"""Templates of the settings, rendered into bodies when a message is submitted.
+"""Templates of the settings, rendered into the bodies of drafts that name them at submit."""
 
-``templates`` gives a draft its body; ``sandbox`` is what Jinja2 may do meanwhile, and is imported
-only where there is a template: it needs the extra ``templates``.
-"""
+from __future__ import annotations
 
-from dispatcher.templating.templates import Templates
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Templates"]
+from dispatcher.channel import TEMPLATE_NAME, ChannelSettings
+from dispatcher.errors import InvalidDraft, InvalidSettings, quoted, refusal_of
+from dispatcher.extras import needs
+from dispatcher.message import Draft, check_body
+
+if TYPE_CHECKING:
+    from dispatcher.templating.sandbox import Sandbox
+
+_HTML = "html"
+_FILE = re.compile(rf"({TEMPLATE_NAME.pattern})\.([a-z_]+)")
+
+
+class Templates:
+    """The templates of the channels, read and compiled when one is first asked for.
+
+    A template is a body whose texts are written in Jinja2. What stands under the key ``html`` is
+    escaped; a name without a value is an error. The body that is stored is the rendered one, so
+    that what was promised is what is sent, whatever becomes of the template.
+    """
+
+    def __init__(
+        self, channels: Mapping[str, ChannelSettings], *, max_bytes: int, max_depth: int
+    ) -> None:
+        self._channels = channels
+        self._max_bytes = max_bytes
+        self._max_depth = max_depth
+        self._read: dict[str, _ChannelTemplates] = {}
+
+    def fill(self, draft: Draft) -> Draft:
+        """Return the draft with a body, if its channel is known."""
+        name = draft.template
+        if name is None:
+            if draft.data is not None:
+                raise InvalidDraft("data", "given without a template", "no data, or a template")
+            if draft.body is None:
+                raise InvalidDraft("body", "neither body nor template given", "one of them")
+            return draft
+        if draft.body is not None:
+            raise InvalidDraft("template", "given together with a body", "one of them")
+        if not isinstance(draft.channel, str) or draft.channel not in self._channels:
+            return draft  # that is refused by its own name
+        data, _ = check_body(
+            {} if draft.data is None else draft.data,
+            max_bytes=self._max_bytes,
+            max_depth=self._max_depth,
+            field="data",
+        )
+        template = self._of(draft.channel).template(name)
+        return replace(draft, body=_rendered(template, data, self._max_bytes))
+
+    def problems(self) -> Mapping[str, InvalidSettings | None]:
+        """Compile every template of every channel; return what is wrong with each, by its path."""
+        problems: dict[str, InvalidSettings | None] = {}
+        for name in self._channels:
+            try:
+                templates = self._of(name)
+            except InvalidSettings as error:
+                problems[f"channels.{name}"] = error
+                continue
+            for template in sorted(templates.sources):
+                path = f"channels.{name}.templates.{template}"
+                problems[path] = refusal_of(partial(templates.template, template))
+        return problems
+
+    def _of(self, channel: str) -> _ChannelTemplates:
+        if channel not in self._read:
+            field = f"channels.{channel}"
+            self._read[channel] = _ChannelTemplates(field, self._channels[channel])
+        return self._read[channel]
+
+
+class _ChannelTemplates:
+    def __init__(self, field: str, channel: ChannelSettings) -> None:
+        self._field = field
+        self.sources: dict[str, tuple[str, Any]] = {
+            name: (f"{field}.templates.{name}", body) for name, body in channel.templates.items()
+        }
+        if channel.templates_dir is not None:
+            self._read_files(channel.templates_dir)
+        self._directory = channel.templates_dir
+        self._compiled: dict[str, Any] = {}
+
+    def template(self, name: object) -> Any:
+        """Return a template's body, each text of which is compiled."""
+        if not isinstance(name, str) or name not in self.sources:
+            known = ", ".join(sorted(self.sources)) or "none"
+            problem = f"there is no template {quoted(name)} on this channel"
+            raise InvalidDraft("template", problem, f"one of its templates: {known}")
+        if name not in self._compiled:
+            with needs("templates", f"{self._field}.templates"):
+                from jinja2 import FileSystemLoader  # noqa: PLC0415 - an extra
+
+                from dispatcher.templating.sandbox import Sandbox  # noqa: PLC0415 - needs the extra
+            loader = None if self._directory is None else FileSystemLoader(self._directory)
+            plain, html = (Sandbox(escapes=escapes, loader=loader) for escapes in (False, True))
+            path, body = self.sources[name]
+            self._compiled[name] = _compiled(body, path, plain, html)
+        return self._compiled[name]
+
+    def _read_files(self, directory: Path) -> None:
+        field = f"{self._field}.templates_dir"
+        try:
+            files = sorted(path for path in directory.iterdir() if path.is_file())
+            texts = [(_FILE.fullmatch(path.name), path.read_text("utf-8")) for path in files]
+        except (OSError, UnicodeError) as error:
+            problem = f"{directory} cannot be read ({type(error).__name__})"
+            raise InvalidSettings(field, problem, "a folder of templates in UTF-8") from None
+        for match, text in texts:
+            if match is None:
+                continue
+            name, own_path = match[1], f"{directory}/{match[1]}"
+            path, body = self.sources.setdefault(name, (own_path, {}))
+            if path != own_path:
+                problem = f"there is a template {quoted(name)} already"
+                raise InvalidSettings(field, problem, "one of each")
+            body[match[2]] = text
+
+
+def _compiled(body: Any, path: str, plain: Sandbox, html: Sandbox) -> Any:
+    """Return a template's body with a compiled part instead of each text."""
+    if isinstance(body, str):
+        return plain.compiled_text(path, body)
+    if isinstance(body, Mapping):
+        return {
+            key: _compiled(part, f"{path}.{key}", html if key == _HTML else plain, html)
+            for key, part in body.items()
+        }
+    if isinstance(body, list):
+        return [_compiled(part, f"{path}[{index}]", plain, html) for index, part in enumerate(body)]
+    return body
+
+
+def _rendered(template: Any, data: Mapping[str, Any], limit: int) -> Any:
+    if isinstance(template, Mapping):
+        return {key: _rendered(part, data, limit) for key, part in template.items()}
+    if isinstance(template, list):
+        return [_rendered(part, data, limit) for part in template]
+    return template.render(data, limit=limit) if hasattr(template, "render") else template

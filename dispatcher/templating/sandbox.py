@@ -1,9 +1,8 @@
 """Jinja2 without what makes much of little, and with errors that quote nothing of the data.
 
-An administrator writes the templates; the data come from anywhere. So what a template may do is
-decided when it is read, and no result is much longer than the data: there are few filters, whose
-arguments stand in the template; no ``*``, ``%``, ``**`` and ``range``; and nothing is called but
-macros and the methods of mappings. The text is put together piece by piece, up to its bound.
+Administrators write templates, data come from anywhere. So what a template may do is decided when
+it is read: few filters, whose arguments stand in it; no ``*``, ``%``, ``**`` and ``range``; calls
+of macros and methods of mappings only. The text is put together piece by piece, up to its bound.
 """
 
 from __future__ import annotations

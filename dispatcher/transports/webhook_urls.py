@@ -25,8 +25,8 @@ _URL = re.compile(r"[!#-;=?-\[\]_a-z~]+")  # printable ASCII without "<>\^`{|}
 _HOST_AND_PORT = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?")
 
 _REFUSED_V4 = tuple(
-    IPv4Network(each)
-    for each in (
+    IPv4Network(text)
+    for text in (
         "0.0.0.0/8",  # this network; 0.0.0.0 reaches this host
         "10.0.0.0/8",  # private
         "100.64.0.0/10",  # shared by carriers (CGNAT), and Alibaba's metadata
@@ -47,8 +47,8 @@ _REFUSED_V4 = tuple(
 )
 _TAKEN_V6 = IPv6Network("2000::/3")  # all that is given out so far
 _REFUSED_V6 = tuple(
-    IPv6Network(each)
-    for each in (
+    IPv6Network(text)
+    for text in (
         "2001::/23",  # protocol assignments: Teredo, benchmarks, ORCHID
         "2001:db8::/32",  # documentation
         "2002::/16",  # 6to4: names an IPv4 address that a relay would reach
