@@ -1,24 +1,26 @@
-"""The checks of the doctor: of the servers and their clocks, of late work, and of the settings."""
+"""The checks of the doctor, which ask and judge: ``redis_version`` is ``redis.version``.
+
+Where a server does not answer, those that need it are skipped.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import wraps
 from typing import TYPE_CHECKING, NamedTuple
 
-from dispatcher.celery.survey import AppFacts
 from dispatcher.errors import InvalidSettings, StoreUnavailable, Unavailable
 from dispatcher.file_modes import open_to_others
 from dispatcher.operations.findings import Finding, Level, error, ok, skipped, warning
+from dispatcher.redis.errors import START_REDIS
 from dispatcher.reservation import RedisNode
 from dispatcher.reservation.taken_keys import REMEDY
 from dispatcher.settings import Settings, config_file
-from dispatcher.store.engines.base import Housekeeping
 from dispatcher.store.maintenance import MOST_GRACES
-from dispatcher.store.migrate import SchemaStanding
 from dispatcher.store.survey import LateCount
 from dispatcher.telemetry.hooks import find as find_hooks
 from dispatcher.telemetry.liveness import MISSED_INTERVALS, Kind
@@ -27,6 +29,17 @@ from dispatcher.times.zones import PACKAGE, database
 
 if TYPE_CHECKING:
     from dispatcher.operations.doctor import Doctor
+
+Check = Callable[["Doctor"], Finding]
+
+
+def _answers(ask: Callable[[], object], remedy: str, *, stops_worker: bool = False) -> Finding:
+    try:
+        ask()
+    except Unavailable as silent:
+        return error(silent.reason, silent.remedy or remedy, stops_worker=stops_worker)
+    return ok("it answers")
+
 
 # Redis.
 
@@ -42,69 +55,80 @@ _FIXED: Mapping[str, Mapping[tuple[int, ...], int]] = {
 """The first fixed patch of each release line. Later lines never had them."""
 
 
+def _of_each_node(judge: Callable[[RedisNode], Finding]) -> Check:
+    """Make the judgement of a server a check, whose finding is that of the worst server."""
+
+    @wraps(judge)
+    def judge_all(doctor: Doctor) -> Finding:
+        findings = [(node, judge(node)) for node in doctor.redis_nodes()]
+        node, finding = max(findings, key=lambda pair: _BY_SEVERITY.index(pair[1].level))
+        return replace(finding, found=f"{node.name}: {finding.found}") if node.name else finding
+
+    return judge_all
+
+
+def redis_answers(doctor: Doctor) -> Finding:
+    return _answers(doctor.redis_nodes, START_REDIS)
+
+
+@_of_each_node
 def redis_version(node: RedisNode) -> Finding:
     version = str(node.info.get("redis_version", ""))
-    numbers = tuple(int(each) for each in re.findall(r"\d+", version)[:2])
-    if numbers >= _OLDEST:
+    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) >= _OLDEST:
         return ok(version)
     floor = ".".join(map(str, _OLDEST))
-    return error(
-        f"Redis {version or 'without a version'}",
-        f"run Redis {floor} or newer, or Valkey",
-        stops_worker=True,
-    )
+    found = f"Redis {version or 'without a version'}"
+    return error(found, f"run Redis {floor} or newer, or Valkey", stops_worker=True)
 
 
+@_of_each_node
 def redis_vulnerabilities(node: RedisNode) -> Finding:
     name = "Valkey" if "valkey_version" in node.info else "Redis"
     version = str(node.info.get(f"{name.lower()}_version", ""))
-    numbers = [int(each) for each in re.findall(r"\d+", version)[:3]]
+    numbers = [int(number) for number in re.findall(r"\d+", version)[:3]]
     line, patch = tuple(numbers[:2]), (numbers[2:] or [0])[0]
     fixed = _FIXED[name]
     if line > max(fixed) or (line in fixed and patch >= fixed[line]):
-        return ok(
-            f"{name} {version} has no vulnerability that this version of the dispatcher knows"
-        )
+        return ok(f"{name} {version} has no known vulnerability")
     problem = f"{name} {version} may lack the fixes of {_VULNERABILITIES}"
     if node.is_private:
         return ok(f"{problem}; only the user of this process reaches it, by a socket")
-    versions = ", ".join(f"{'.'.join(map(str, each))}.{last}" for each, last in fixed.items())
+    versions = ", ".join(f"{'.'.join(map(str, numbers))}.{last}" for numbers, last in fixed.items())
     return warning(
         f"{problem}: a client that may run scripts on it may run any code as its user",
-        f"run {name} {versions} or newer. Distributions patch older versions: check the changelog "
-        "of your package for these CVEs. Until then let only the dispatcher reach it",
+        f"run {name} {versions} or newer, or look for these CVEs in the changelog of your package. "
+        "Until then let only the dispatcher reach it",
     )
 
 
+@_of_each_node
 def redis_eviction(node: RedisNode) -> Finding:
     policy = node.info.get("maxmemory_policy", "unknown")
     if policy == "noeviction":
         return ok("nothing is evicted")
     return error(
-        f"maxmemory-policy is {policy}: reservations and permits are forgotten when memory "
-        "is short, so the dispatcher refuses this server",
+        f"maxmemory-policy is {policy}: reservations would be forgotten, so it is refused",
         "CONFIG SET maxmemory-policy noeviction, and the same in redis.conf",
         stops_worker=True,
     )
 
 
+@_of_each_node
 def redis_writes(node: RedisNode) -> Finding:
     if node.info.get("role") == "slave":
-        return error(
-            "the server is a read-only replica: every submit is refused",
-            "let redis_url lead to the master",
-        )
+        found = "the server is a read-only replica: every submit is refused"
+        return error(found, "let redis_url lead to the master")
     names = {"aof_last_write_status": "log", "rdb_last_bgsave_status": "snapshot"}
     failed = [what for name, what in names.items() if node.info.get(name, "ok") != "ok"]
-    if failed:
-        return error(
-            f"the last {' and '.join(failed)} could not be written to disk; "
-            "Redis may refuse writes",
-            "free space on Redis' disk, check the rights of its folder, see its log",
-        )
-    return ok("writes are taken")
+    if not failed:
+        return ok("writes are taken")
+    return error(
+        f"the last {' and '.join(failed)} could not be written: Redis may refuse writes",
+        "free space on Redis' disk, check the rights of its folder, see its log",
+    )
 
 
+@_of_each_node
 def redis_persistence(node: RedisNode) -> Finding:
     if node.info.get("aof_enabled"):
         return ok("appendonly is on")
@@ -112,13 +136,13 @@ def redis_persistence(node: RedisNode) -> Finding:
     if node.has_snapshots is None:
         kept = "appendonly is off; whether snapshots are written, the server does not tell"
     return warning(
-        f"{kept}: a restart forgets reservations that are not in SQL yet, the turns of messages "
-        "that wait for a limit, closed channels and what limiters of your own count; windows and "
-        "permits come back from SQL",
+        f"{kept}: a restart forgets submits under way, closed channels, the turns of messages that "
+        "wait for a limit, and what limiters of your own count; the rest comes back from SQL",
         "CONFIG SET appendonly yes, and the same in redis.conf, with appendfsync everysec",
     )
 
 
+@_of_each_node
 def redis_replicas(node: RedisNode) -> Finding:
     replicas = node.info.get("connected_slaves", 0)
     if not replicas:
@@ -126,12 +150,13 @@ def redis_replicas(node: RedisNode) -> Finding:
     if "min_slaves_good_slaves" in node.info:
         return ok(f"{replicas} replicas, and writes are refused without them")
     return warning(
-        f"{replicas} replicas, and min-replicas-to-write is 0: after a failover an old "
-        "master that still serves its clients takes bookings on its own, and quotas break",
+        f"{replicas} replicas, and min-replicas-to-write is 0: after a failover an old master "
+        "may go on to take bookings, and quotas break",
         "CONFIG SET min-replicas-to-write 1, and the same in redis.conf",
     )
 
 
+@_of_each_node
 def redis_cluster(node: RedisNode) -> Finding:
     if node.cluster is None:
         return ok("no cluster")
@@ -152,22 +177,22 @@ def redis_cluster(node: RedisNode) -> Finding:
     )
 
 
+@_of_each_node
 def redis_memory(node: RedisNode) -> Finding:
     used_bytes, most_bytes = (int(node.info.get(name, 0)) for name in ("used_memory", "maxmemory"))
-    used = f"{used_bytes / 2**20:.1f} MiB"
+    used, most = (f"{size / 2**20:.1f} MiB" for size in (used_bytes, most_bytes))
     if not most_bytes:
         return ok(f"{used} used, without maxmemory")
-    most = f"{most_bytes / 2**20:.1f} MiB"
-    share = used_bytes / most_bytes
-    if share < _NEARLY_FULL:
+    if used_bytes < _NEARLY_FULL * most_bytes:
         return ok(f"{used} of {most} used")
     remedy = "raise maxmemory, or give the broker a Redis of its own if it shares this one"
-    if share >= 1:
+    if used_bytes >= most_bytes:
         return error(f"{used} of {most} used: bookings are refused", remedy)
     return warning(f"{used} of {most} used: at {most} bookings are refused", remedy)
 
 
 def redis_complete(doctor: Doctor) -> Finding:
+    doctor.redis_nodes()
     states = doctor.redis.parts()
     total = sum(map(len, states.values()))
     incomplete = {state: names for state, names in states.items() if names and state != "complete"}
@@ -180,41 +205,36 @@ def redis_complete(doctor: Doctor) -> Finding:
     return error(
         f"{'; '.join(words)}. The windows are built from the database, also on a fresh "
         "deployment; until then such shards refuse submits, and without permits nothing is sent",
-        "start a worker and a beat: the sweep builds them within seconds, or longer with many "
-        "messages. Then run the doctor again",
+        "start a worker and a beat, whose sweep builds them; then run the doctor again",
     )
 
 
 def redis_foreign(doctor: Doctor) -> Finding:
+    doctor.redis_nodes()
     taken = doctor.redis.taken()
     if not taken:
         return ok("every key with the name of a window is a window")
     names = ", ".join(taken[:_MOST_NAMED]) + ", …" * (len(taken) > _MOST_NAMED)
     return error(
-        f"another program wrote {len(taken)} keys of reservations, so that calls which need "
-        f"one fail: {names}",
+        f"another program wrote {len(taken)} keys of reservations: calls that need one fail: "
+        f"{names}",
         REMEDY,
     )
 
 
-def worst(judge: Callable[[RedisNode], Finding], nodes: Sequence[RedisNode]) -> Finding:
-    findings = [(node, judge(node)) for node in nodes]
-    node, finding = max(findings, key=lambda pair: _BY_SEVERITY.index(pair[1].level))
-    return replace(finding, found=f"{node.name}: {finding.found}") if node.name else finding
-
-
 # The database.
 
-_MIGRATE = "run `dispatcher migrate`"
+
+def store_answers(doctor: Doctor) -> Finding:
+    remedy = "start the database, or correct database_url"
+    return _answers(doctor.schema, remedy, stops_worker=doctor.store.lacks_file)
 
 
-def store_migrations(standing: SchemaStanding) -> Finding:
+def store_migrations(doctor: Doctor) -> Finding:
+    standing = doctor.schema()
     if standing.obstacle is not None:
-        return error(
-            f"the database cannot be migrated: {standing.obstacle.found}",
-            standing.obstacle.remedy,
-            stops_worker=True,
-        )
+        found = f"the database cannot be migrated: {standing.obstacle.found}"
+        return error(found, standing.obstacle.remedy, stops_worker=True)
     if not standing.is_known:
         return warning(
             f"the database is at revision {standing.revision}, which this version does not know",
@@ -222,34 +242,28 @@ def store_migrations(standing: SchemaStanding) -> Finding:
         )
     if not standing.missing:
         return ok(f"at revision {standing.revision}")
-    missing = ", ".join(standing.missing)
     there = f"at revision {standing.revision}" if standing.revision else "without tables"
-    return error(
-        f"the database is {there}; missing: {missing}", f"{_MIGRATE} first", stops_worker=True
-    )
+    found = f"the database is {there}; missing: {', '.join(standing.missing)}"
+    return error(found, "run `dispatcher migrate` first", stops_worker=True)
 
 
 def store_indexes(doctor: Doctor) -> Finding:
-    if not doctor.facts("store").revision:
+    if not doctor.schema().revision:
         return skipped("the database has no tables")
     missing = doctor.store.missing_indexes()
     if not missing:
         return ok("all are there")
-    names = ", ".join(missing)
-    remedy = (
-        f"create {'it' if len(missing) == 1 else 'them'} again as in dispatcher/store/schema.py"
-    )
+    found = f"missing: {', '.join(missing)}"
+    remedy = "create them again as in dispatcher/store/schema.py"
     unique = [name for name in missing if name.startswith("pk_")]
     if unique:
-        return error(
-            f"missing: {names}. Without {unique[0]} one message may be stored several times",
-            remedy,
-            stops_worker=True,
-        )
-    return warning(f"missing: {names}. The sweep reads the whole table instead", remedy)
+        found += f". Without {unique[0]} one message may be stored several times"
+        return error(found, remedy, stops_worker=True)
+    return warning(f"{found}. The sweep reads the whole table instead", remedy)
 
 
 def store_durability(doctor: Doctor) -> Finding:
+    doctor.schema()
     durability = doctor.store.durability()
     if not durability.unsafe:
         return ok(", ".join(f"{name} {value}" for name, value in durability.found.items()))
@@ -259,6 +273,7 @@ def store_durability(doctor: Doctor) -> Finding:
 
 
 def store_encoding(doctor: Doctor) -> Finding:
+    doctor.schema()
     database = doctor.store.database
     encoding = database.run(database.backend.encoding)
     if encoding == "UTF8":
@@ -271,6 +286,7 @@ def store_encoding(doctor: Doctor) -> Finding:
 
 
 def store_pooler(doctor: Doctor) -> Finding:
+    doctor.schema()
     database = doctor.store.database
     unset = database.run(database.backend.unset_behind_pooler)
     if unset is None:
@@ -287,13 +303,13 @@ def store_pooler(doctor: Doctor) -> Finding:
 
 
 def store_writes(doctor: Doctor) -> Finding:
+    tables = doctor.tables
     try:
-        doctor.store.try_write()
+        tables.try_write()
     except StoreUnavailable as refusal:
         return error(
             f"a row cannot be stored: {refusal.reason}. Every submit fails",
-            "free space on the database's disk, and let the user of database_url write; see the "
-            "log of the server",
+            "free space on the database's disk, let the user of database_url write, see its log",
         )
     return ok("a row was stored and rolled back")
 
@@ -305,7 +321,8 @@ _MANY_TRANSACTIONS = 1_000_000
 _MUCH_LOG = 2**30
 
 
-def store_transactions(facts: Housekeeping) -> Finding:
+def store_transactions(doctor: Doctor) -> Finding:
+    facts = doctor.housekeeping()
     looked = f"; seen: {facts.limited_to}, as {facts.right} is missing" if facts.limited_to else ""
     if facts.oldest is None:
         return ok(f"none keeps old versions of rows{looked}")
@@ -313,40 +330,41 @@ def store_transactions(facts: Housekeeping) -> Finding:
     if facts.oldest < _LONG_OPEN:
         return ok(f"the oldest one is open for {age}{looked}")
     return warning(
-        f"a transaction is open for {age}: the database keeps every version of a row since then, "
-        "and all work on the tables gets slower and slower",
-        "find it (PostgreSQL: pg_stat_activity by xact_start, and pg_prepared_xacts; MariaDB: "
-        "information_schema.innodb_trx) and end it. Give the programs that do so an "
+        f"a transaction is open for {age}: since then no old version of a row is removed, and all "
+        "work on the tables gets slower and slower",
+        "end it (PostgreSQL: pg_stat_activity by xact_start, and pg_prepared_xacts; MariaDB: "
+        "information_schema.innodb_trx). Give programs that do so an "
         "idle_in_transaction_session_timeout, and let backups read from a replica",
     )
 
 
-def store_dead_rows(facts: Housekeeping) -> Finding:
+def store_dead_rows(doctor: Doctor) -> Finding:
+    facts = doctor.housekeeping()
     if not facts.backlogs:
         return ok("this database counts no old versions of rows")
-    found = ", ".join(f"{each.name} {each.versions:,}" for each in facts.backlogs)
-    text = f"old versions of rows: {found}"
-    if all(each.versions <= each.usual for each in facts.backlogs):
-        return ok(text)
+    named = ", ".join(f"{backlog.name} {backlog.versions:,}" for backlog in facts.backlogs)
+    if all(backlog.versions <= backlog.usual for backlog in facts.backlogs):
+        return ok(f"old versions of rows: {named}")
     return warning(
-        f"{text}: more than is removed in time, so reads and the sweep get slower",
+        f"old versions of rows: {named}: more than is removed in time, so reads get slower",
         "see store.transactions and store.replication first. On PostgreSQL look whether autovacuum "
         "is on and gets done (pg_stat_progress_vacuum): raise autovacuum_vacuum_cost_limit and "
         "maintenance_work_mem, or run VACUUM",
     )
 
 
-def store_replication(facts: Housekeeping) -> Finding:
+def store_replication(doctor: Doctor) -> Finding:
+    facts = doctor.housekeeping()
     if not facts.slots:
         return ok("no replication slot")
     held = [
-        f"{each.name} ({'' if each.is_active else 'not '}in use, "
-        f"{each.kept_bytes / 2**20:,.0f} MiB of the log, rows of {each.transactions:,} "
+        f"{slot.name} ({'' if slot.is_active else 'not '}in use, "
+        f"{slot.kept_bytes / 2**20:,.0f} MiB of the log, rows of {slot.transactions:,} "
         "transactions)"
-        for each in facts.slots
-        if not each.is_active
-        or each.kept_bytes > _MUCH_LOG
-        or each.transactions > _MANY_TRANSACTIONS
+        for slot in facts.slots
+        if not slot.is_active
+        or slot.kept_bytes > _MUCH_LOG
+        or slot.transactions > _MANY_TRANSACTIONS
     ]
     if not held:
         return ok(f"{len(facts.slots)} in use, none far behind")
@@ -357,21 +375,18 @@ def store_replication(facts: Housekeeping) -> Finding:
     )
 
 
-def store_partitions(facts: Housekeeping) -> Finding:
+def store_partitions(doctor: Doctor) -> Finding:
+    facts = doctor.housekeeping()
     if facts.days is None:
         return ok("this database keeps all messages in one table")
     ahead, misplaced = facts.days
     if ahead and not misplaced:
         return ok(f"{ahead} of the coming days have one")
-    found = [
-        *(["tomorrow has none"] * (not ahead)),
-        *(["rows lie in the partition of other days"] * misplaced),
-    ]
+    wrong = "rows lie in the partition of other days" if ahead else "tomorrow has none"
     return warning(
-        f"{' and '.join(found)}: these messages are deleted one by one",
-        "`prune` makes the partitions of the coming days: see work.prune, and look whether the "
-        "role in database_url owns the tables, which it needs for that. Rows of other days go when "
-        "they are older than the retention",
+        f"{wrong}: these messages are deleted one by one",
+        "`prune` makes the partitions: see work.prune, and whether the role in database_url owns "
+        "the tables. Rows of other days go when they are older than the retention",
     )
 
 
@@ -381,9 +396,29 @@ _CONSUMER_TIMEOUT = timedelta(minutes=30)
 """RabbitMQ's default: how long a task may stay unacknowledged."""
 
 
+def broker_answers(doctor: Doctor) -> Finding:
+    remedy = "start the broker, correct broker_url, or install the module that is missing"
+    return _answers(doctor.broker_facts, remedy)
+
+
+def broker_queues(doctor: Doctor) -> Finding:
+    """Refuse other queues: a worker cannot consume from them, and would reconnect for ever."""
+    broker, queue_type = doctor.broker_facts(), doctor.settings.queue_type
+    if not broker.other_queues:
+        return ok("each queue can be used, or does not exist yet")
+    other = "classic" if queue_type == "quorum" else "quorum"
+    return error(
+        f"queues of another type than queue_type = {queue_type!r}: "
+        f"{', '.join(broker.other_queues)}",
+        "stop the workers and delete these queues (rabbitmqctl delete_queue …), whose tasks are "
+        f"enqueued again; or set queue_type = {other!r}",
+        stops_worker=True,
+    )
+
+
 def broker_separate(doctor: Doctor) -> Finding:
-    broker = doctor.facts("broker")
-    ids = {str(node.info.get("run_id")): node for node in doctor.facts("redis")}
+    broker = doctor.broker_facts()
+    ids = {str(node.info.get("run_id")): node for node in doctor.redis_nodes()}
     redis = None if broker.run_id is None else ids.get(broker.run_id)
     if redis is None:
         return ok("not the server of the windows")
@@ -396,36 +431,33 @@ def broker_separate(doctor: Doctor) -> Finding:
     )
 
 
-def broker_queues(doctor: Doctor) -> Finding:
-    """Refuse other queues: a worker cannot consume from them, and would reconnect for ever."""
-    broker, queue_type = doctor.facts("broker"), doctor.settings.queue_type
-    if not broker.other_queues:
-        return ok("each queue can be used, or does not exist yet")
-    named = ", ".join(broker.other_queues)
-    other = "classic" if queue_type == "quorum" else "quorum"
-    return error(
-        f"queues of another type than queue_type = {queue_type!r}: {named}",
-        "stop the workers and delete these queues (rabbitmqctl delete_queue …): the tasks in "
-        f"them are enqueued again; or set queue_type = {other!r}",
-        stops_worker=True,
-    )
+def app_answers(doctor: Doctor) -> Finding:
+    return _answers(doctor.app_facts, "correct the options of the Celery app")
 
 
-def app_serializer(app: AppFacts) -> Finding:
+def app_serializer(doctor: Doctor) -> Finding:
+    app = doctor.app_facts()
     if app.accepts == ("json",) and app.serializer == "json":
         return ok("JSON only")
     return error(
         f"the app accepts {', '.join(app.accepts)} and writes {app.serializer}: a forged task of "
-        "another form can run code in a worker, and tasks that are no JSON are refused by others",
+        "another form can run code in a worker, and others refuse tasks that are no JSON",
         "set accept_content = ['json'] and task_serializer = 'json'",
         stops_worker=True,
     )
 
 
 def app_redelivery(doctor: Doctor) -> Finding:
-    app, settings = doctor.facts("app"), doctor.settings
+    app, settings = doctor.app_facts(), doctor.settings
+    horizon = settings.horizon
     if app.redelivery is None:
-        return _held_by_a_consumer(settings.horizon)
+        if horizon < _CONSUMER_TIMEOUT:
+            return ok(f"horizon {horizon}, below the consumer_timeout of RabbitMQ")
+        return warning(
+            f"the horizon is {horizon}: RabbitMQ closes the connection to a worker that has a task "
+            f"for longer than consumer_timeout, by default {_CONSUMER_TIMEOUT}",
+            "shorten horizon, or raise consumer_timeout",
+        )
     given = {"redelivery_timeout": app.redelivery.total_seconds()}
     try:
         Settings.load(**settings.model_dump() | given)
@@ -433,22 +465,13 @@ def app_redelivery(doctor: Doctor) -> Finding:
         return error(
             f"visibility_timeout is {app.redelivery}: {refused.problem}",
             "set broker_transport_options['visibility_timeout'] to more than twice the horizon "
-            f"of {settings.horizon}, or tasks that wait for their ETA are redelivered",
+            f"of {horizon}, or tasks that wait for their ETA are redelivered",
         )
-    return ok(f"visibility_timeout {app.redelivery}, horizon {settings.horizon}")
+    return ok(f"visibility_timeout {app.redelivery}, horizon {horizon}")
 
 
-def _held_by_a_consumer(horizon: timedelta) -> Finding:
-    if horizon < _CONSUMER_TIMEOUT:
-        return ok(f"horizon {horizon}, below the consumer_timeout of RabbitMQ")
-    return warning(
-        f"the horizon is {horizon}: RabbitMQ closes the connection to a worker that has a task "
-        f"unacknowledged for longer than consumer_timeout, by default {_CONSUMER_TIMEOUT}",
-        "shorten horizon, or raise consumer_timeout",
-    )
-
-
-def app_attached(app: AppFacts) -> Finding:
+def app_attached(doctor: Doctor) -> Finding:
+    app = doctor.app_facts()
     wrong = []
     if not app.has_our_broker:
         wrong.append("its broker is not broker_url, or its queues have a global_keyprefix")
@@ -477,24 +500,22 @@ _WARNING_APART = _MOST_APART / 2
 
 
 class Offset(NamedTuple):
-    """Bounds of how far a clock is ahead of this machine's."""
+    """How far a clock is ahead of this machine's, give or take the time of question and answer."""
 
-    least: timedelta
-    most: timedelta
+    ahead: timedelta
+    within: timedelta
 
     @property
     def at_least(self) -> timedelta:
-        if self.least <= timedelta(0) <= self.most:
-            return timedelta(0)
-        return min(abs(self.least), abs(self.most))
+        return max(abs(self.ahead) - self.within, timedelta(0))
 
     @property
     def at_most(self) -> timedelta:
-        return max(abs(self.least), abs(self.most))
+        return abs(self.ahead) + self.within
 
 
 def measure(ask: Callable[[], datetime], clock: Clock) -> Offset:
-    """Ask several times; return the bounds of the quickest round trip.
+    """Ask several times; return what the quickest round trip says.
 
     The other clock was read between the question and the answer.
     """
@@ -502,42 +523,40 @@ def measure(ask: Callable[[], datetime], clock: Clock) -> Offset:
     for _ in range(_LOOKS):
         before = clock.now()
         server_time = ask()
-        after = clock.now()
-        looks.append(Offset(server_time - after - _ROUNDED, server_time - before + _ROUNDED))
-    return min(looks, key=lambda look: look.most - look.least)
+        half = (clock.now() - before) / 2
+        looks.append(Offset(server_time - before - half, half + _ROUNDED))
+    return min(looks, key=lambda look: look.within)
 
 
 def clock_store(doctor: Doctor) -> Finding:
-    there = measure(doctor.store.now, doctor.clock)
-    return clock_of("the database", there, stops_worker=True)
+    doctor.schema()
+    offset = measure(doctor.store.now, doctor.clock)
+    return judge_clock("the database", offset, stops_worker=True)
 
 
 def clock_redis(doctor: Doctor) -> Finding:
+    doctor.redis_nodes()
     offsets = [measure(ask, doctor.clock) for ask in doctor.redis.clocks()]
-    return clock_of("Redis", max(offsets, key=lambda offset: offset.at_least))
+    return judge_clock("Redis", max(offsets, key=lambda offset: offset.at_least))
 
 
-def clock_of(whose: str, offset: Offset, *, stops_worker: bool = False) -> Finding:
+def judge_clock(whose: str, offset: Offset, *, stops_worker: bool = False) -> Finding:
+    way = "behind" if offset.ahead < timedelta(0) else "ahead of"
     seconds = offset.at_least.total_seconds()
-    way = "behind" if offset.most < timedelta(0) else "ahead of"
     found = f"the clock of {whose} is {seconds:.3f} s or more {way} this machine's"
+    most = f"at most {offset.at_most.total_seconds():.3f} s off"
     remedy = "let NTP set the clocks of all machines"
     if offset.at_least > _MOST_APART:
-        return error(
-            f"{found}. Send times are judged by a clock that is wrong, and a worker that is "
-            "far ahead of beat drops every task of the sweep",
-            remedy,
-            stops_worker=stops_worker,
-        )
+        found += ". Send times are judged wrongly, and workers far ahead of beat drop its tasks"
+        return error(found, remedy, stops_worker=stops_worker)
     if offset.at_least > _WARNING_APART:
         return warning(f"{found}; another machine may be as far off the other way", remedy)
     if offset.at_most > _MOST_APART:
         return warning(
-            f"answers took too long to tell: the clock of {whose} is at most "
-            f"{offset.at_most.total_seconds():.3f} s off",
+            f"answers took too long to tell: the clock of {whose} is {most}",
             f"look again when the connection to {whose} is less busy",
         )
-    return ok(f"at most {offset.at_most.total_seconds():.3f} s off")
+    return ok(most)
 
 
 # Work that is late.
@@ -546,37 +565,35 @@ _LONG_WAIT = timedelta(hours=1)
 """How long after its send time a message may wait. At defaults the waits between all attempts are a
 quarter of an hour."""
 _PRUNE_PATIENCE = timedelta(hours=1)
+_SEE = "see work.processes and work.sweep: the same beat starts"
 
 
-def processes(doctor: Doctor) -> Finding:
-    signs, late = doctor.signs.read(), LateCount()
-    workers, beats = (
-        sum(sign.is_alive for sign in signs[kind]) for kind in (Kind.WORKER, Kind.BEAT)
-    )
-    if workers and beats:
-        return ok(f"alive: {_counted(workers, 'worker')}, {_counted(beats, 'beat')}")
-    missing = " and ".join(
-        f"no {name}" for name, many in (("worker", workers), ("beat", beats)) if not many
-    )
+def work_processes(doctor: Doctor) -> Finding:
+    signs, late = doctor.seen(), LateCount()
+    alive = {
+        kind.value: sum(sign.is_alive for sign in signs[kind]) for kind in (Kind.WORKER, Kind.BEAT)
+    }
+    missing = " and ".join(f"no {name}" for name, count in alive.items() if not count)
+    if not missing:
+        return ok(f"alive: {', '.join(_counted(count, name) for name, count in alive.items())}")
     remedy = (
         "start `dispatcher worker` and `dispatcher beat` under a supervisor; with processes of an "
         "app of yours, look whether they reach the Redis of redis_url"
     )
     with suppress(Unavailable):
-        doctor.facts("schema")
-        late = doctor.not_enqueued()
+        late = _not_enqueued(doctor)
         late = late if late.many else _overdue(doctor)
     if late.many:
         return error(f"{missing} is alive, and {_waiting(late)}", remedy)
     return warning(f"{missing} is alive: due messages are not sent", remedy)
 
 
-def zones(doctor: Doctor) -> Finding:
+def work_zones(doctor: Doctor) -> Finding:
     own = database()
-    versions = {sign.name for sign in doctor.signs.read()[Kind.ZONES] if sign.is_alive}
+    versions = {sign.name for sign in doctor.seen()[Kind.ZONES] if sign.is_alive}
     found = f"times go by the tz database {own.version or 'of unknown version'} of {own.source}"
     if others := versions - {own.version}:
-        named = ", ".join(sorted(each or "an unknown one" for each in others))
+        named = ", ".join(sorted(name or "an unknown one" for name in others))
         return warning(
             f"{found}; a worker or a beat goes by {named}",
             f"install one version of the package {PACKAGE} on every host, and restart",
@@ -584,20 +601,19 @@ def zones(doctor: Doctor) -> Finding:
     return ok(found)
 
 
-def sweep(doctor: Doctor) -> Finding:
+def work_sweep(doctor: Doctor) -> Finding:
     return _late(
-        doctor.not_enqueued(),
+        _not_enqueued(doctor),
         len(doctor.pauses.in_force()),
         otherwise="nothing waits for the sweep",
         where="for the sweep",
         why=": no sweep runs, or it is too slow",
-        remedy="start `dispatcher beat` and `dispatcher worker`. Where both run: are messages "
-        "paused (`dispatcher status` names pauses)? Are all threads of the workers busy, does "
-        "their clock agree with beat's, are there errors in their logs?",
+        remedy="start `dispatcher beat` and `dispatcher worker`. Where both run, look for pauses "
+        "(`dispatcher status`), busy workers, clocks that differ, and errors in their logs",
     )
 
 
-def overdue(doctor: Doctor) -> Finding:
+def work_overdue(doctor: Doctor) -> Finding:
     return _late(
         _overdue(doctor),
         len(doctor.pauses.in_force()),
@@ -608,97 +624,94 @@ def overdue(doctor: Doctor) -> Finding:
     )
 
 
+def _not_enqueued(doctor: Doctor) -> LateCount:
+    return doctor.tables.not_enqueued(older_than=doctor.patience)
+
+
 def _overdue(doctor: Doctor) -> LateCount:
     grace = doctor.settings.enqueue_grace
     older_than = grace + doctor.patience
-    return doctor.store.overdue(older_than=older_than, grace=MOST_GRACES * grace)
+    return doctor.tables.overdue(older_than=older_than, grace=MOST_GRACES * grace)
 
 
-def waiting(doctor: Doctor) -> Finding:
+def work_waiting(doctor: Doctor) -> Finding:
     return _late(
-        doctor.store.waiting(older_than=_LONG_WAIT),
+        doctor.tables.waiting(older_than=_LONG_WAIT),
         otherwise="no message waits more than an hour after its send time",
         where="more than an hour after the send time",
-        why=": put back by a limit or for a destination that does not answer, or tried again and "
-        "again",
+        why=": put back by a limit or for a silent destination, or tried again and again",
         remedy="`dispatcher list --status scheduled` finds them and `dispatcher show` shows one. "
         "Raise the limit or correct the address; expire_after ends messages that are too late",
     )
 
 
-def claims(doctor: Doctor) -> Finding:
+def work_claims(doctor: Doctor) -> Finding:
     return _late(
-        doctor.store.not_rescued(older_than=doctor.patience),
+        doctor.tables.not_rescued(older_than=doctor.patience),
         otherwise="no claim has expired",
         where="with an expired claim",
         why=", and `rescue` does not run",
-        remedy="see work.processes and work.sweep: the same beat starts `rescue`",
+        remedy=f"{_SEE} `rescue`",
     )
 
 
-def orphans(doctor: Doctor) -> Finding:
+def work_orphans(doctor: Doctor) -> Finding:
+    doctor.redis_nodes()
     older_than = doctor.settings.reconcile_grace + doctor.patience
-    many = doctor.redis.unconfirmed(older_than=older_than)
-    if not many:
+    count = doctor.redis.unconfirmed(older_than=older_than)
+    if not count:
         return ok("every reservation is confirmed, or young")
     return warning(
-        f"not settled within reconcile_grace: {_counted(many, 'reservation')}, which "
+        f"not settled within reconcile_grace: {_counted(count, 'reservation')}, which "
         "count against quotas, perhaps without a message",
-        "see work.processes and work.sweep: the same beat starts `reconcile`; a database that does "
-        "not answer stops it, too",
+        f"{_SEE} `reconcile`, which also stops where the database does not answer",
     )
 
 
-def channels(doctor: Doctor) -> Finding:
-    strange = doctor.store.unknown_channels(doctor.settings.channels)
+def work_channels(doctor: Doctor) -> Finding:
+    strange = doctor.tables.unknown_channels(doctor.settings.channels)
     if not strange:
         return ok("every channel of scheduled messages is known")
-    named = ", ".join(f"{name} ({many})" for name, many in strange.items())
+    named = ", ".join(f"{name} ({count})" for name, count in strange.items())
     return warning(
-        f"scheduled messages of channels that the settings do not know: {named}. Workers put them "
-        "back again and again",
+        f"scheduled messages of unknown channels: {named}. Workers put them back again and again",
         "add the channels to the settings of every worker, or cancel the messages",
     )
 
 
-def notifications(doctor: Doctor) -> Finding:
-    status_channel = doctor.settings.status_channel
-    # Without a status_channel nothing posts any of them, however young it is.
-    older_than = doctor.patience if status_channel else timedelta(0)
+def work_notifications(doctor: Doctor) -> Finding:
+    if doctor.settings.status_channel:
+        older_than = doctor.patience
+        why = ": the duty `notify` does not run"
+        remedy = f"{_SEE} `notify`, where its settings have the status_channel"
+    else:
+        older_than = timedelta(0)  # nothing posts any of them, however young it is
+        why = ", and there is no status_channel: none is sent, and they are never deleted"
+        remedy = "set status_channel for beat and workers to a webhook with payload = 'body'"
     return _late(
-        doctor.store.late_notifications(older_than=older_than),
+        doctor.tables.late_notifications(older_than=older_than),
         otherwise="no status webhook is late",
         where="for a status webhook",
-        why=": the duty `notify` does not run"
-        if status_channel
-        else ", and there is no status_channel: none is sent, and the messages are never deleted",
-        remedy="see work.processes and work.sweep: the same beat starts `notify`, where its "
-        "settings have the status_channel"
-        if status_channel
-        else "set status_channel for beat and workers to a webhook channel with payload = 'body'",
+        why=why,
+        remedy=remedy,
     )
 
 
-def prune(doctor: Doctor) -> Finding:
-    behind = doctor.store.not_pruned(retention=doctor.settings.retention)
+def work_prune(doctor: Doctor) -> Finding:
+    behind = doctor.tables.not_pruned(retention=doctor.settings.retention)
     interval, age = doctor.settings.prune_interval, None
     with suppress(Unavailable):
-        doctor.facts("redis")
-        ages = {duty.name: duty.age for duty in doctor.signs.read()[Kind.DUTY]}
-        age = ages.get("prune")
+        age = next((sign.age for sign in doctor.seen()[Kind.DUTY] if sign.name == "prune"), None)
     done = f"last done {_rounded(age)} ago" if age is not None else "not done within a day"
-    missed = age is not None and age > MISSED_INTERVALS * interval
     if behind > _PRUNE_PATIENCE:
         return warning(
             f"`prune` is {_rounded(behind)} behind the retention, {done}: the tables grow",
-            "see work.processes and work.sweep: the same beat starts `prune`. Where it is done and "
-            "stays behind, set a shorter prune_interval",
+            f"{_SEE} `prune`. Where it is done and stays behind, set a shorter prune_interval",
         )
-    if missed:
+    if age is not None and age > MISSED_INTERVALS * interval:
         return warning(
             f"`prune` should be done every {interval}, {done}",
-            "see work.processes and work.sweep: the same beat starts `prune`; look for its errors "
-            "in the logs of the workers",
+            f"{_SEE} `prune`; look for its errors in the logs of the workers",
         )
     return ok(f"nothing waits for `prune`, {done}")
 
@@ -709,11 +722,11 @@ def _late(
     """Warn of messages that wait ``where``, of which some may be paused; ``otherwise`` if none."""
     if not late.many:
         return ok(otherwise)
-    told = _waiting(late, where) + why
+    found = _waiting(late, where) + why
     if pauses:
         are = "is" if pauses == 1 else "are"
-        told += f"; {_counted(pauses, 'pause')} {are} in force: paused messages count, too"
-    return warning(told, remedy)
+        found += f"; {_counted(pauses, 'pause')} {are} in force: paused messages count, too"
+    return warning(found, remedy)
 
 
 def _waiting(late: LateCount, where: str = "") -> str:
@@ -721,8 +734,8 @@ def _waiting(late: LateCount, where: str = "") -> str:
     return f"{f'{waits} {where}'.rstrip()}, the first one for {_rounded(late.longest)}"
 
 
-def _counted(many: int, what: str) -> str:
-    return f"{many} {what}{'' if many == 1 else 's'}"
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _rounded(length: timedelta) -> timedelta:
@@ -732,42 +745,39 @@ def _rounded(length: timedelta) -> timedelta:
 # What the settings name.
 
 
-def transports(doctor: Doctor) -> Finding:
-    found = doctor.facts("transports")
-    if not found.unmade:
+def settings_transports(doctor: Doctor) -> Finding:
+    unmade = doctor.probes().unmade
+    if not unmade:
         return ok("a worker can make the transport of every channel")
-    return error(
-        f"a worker with these settings does not start: {_listed(found.unmade)}",
-        "correct what is named, or install what is missing",
-        stops_worker=True,
-    )
+    found = f"a worker with these settings does not start: {_listed(unmade)}"
+    return error(found, "correct what is named, or install what is missing", stops_worker=True)
 
 
-def files(doctor: Doctor) -> Finding:
-    private = (config_file(), doctor.settings.data_dir, doctor.store.database.backend.file)
-    found = [str(path) for path in private if path and open_to_others(path)]
-    if not found:
-        return ok("other users cannot read the settings file, data_dir or the SQLite file")
-    return warning(
-        f"other users of this machine may read {', '.join(found)}: addresses, messages, secrets",
-        f"chmod o= {' '.join(found)}",
-    )
-
-
-def servers(doctor: Doctor) -> Finding:
-    found = doctor.facts("transports")
-    if found.refuse:
+def settings_servers(doctor: Doctor) -> Finding:
+    probed = doctor.probes()
+    if probed.refuse:
         return error(
-            f"no message gets through: {_listed(found.refuse)}",
+            f"no message gets through: {_listed(probed.refuse)}",
             "start the server, let this machine reach it, or correct the options of the channel: "
             "where it is, user and password",
         )
-    if not found.answer:
+    if not probed.answer:
         return ok("no channel has a server that could be asked")
-    return ok(f"every server answers, and takes the log-in: {', '.join(found.answer)}")
+    return ok(f"every server answers, and takes the log-in: {', '.join(probed.answer)}")
 
 
-def hooks(doctor: Doctor) -> Finding:
+def settings_files(doctor: Doctor) -> Finding:
+    private = (config_file(), doctor.settings.data_dir, doctor.store.database.backend.file)
+    readable = [str(path) for path in private if path and open_to_others(path)]
+    if not readable:
+        return ok("other users cannot read the settings file, data_dir or the SQLite file")
+    return warning(
+        f"other users of this machine may read {', '.join(readable)}",
+        f"chmod o= {' '.join(readable)}",
+    )
+
+
+def settings_hooks(doctor: Doctor) -> Finding:
     setting = doctor.settings.hooks
     if not setting:
         return ok("there are none")
@@ -776,52 +786,65 @@ def hooks(doctor: Doctor) -> Finding:
     except InvalidSettings as wrong:
         return error(
             f"{wrong.problem}; every submit and every worker fails",
-            "make it importable for submitting programs and workers, or correct hooks: "
-            f"{wrong.accepted}",
+            f"make it importable for all of them, or correct hooks: {wrong.accepted}",
         )
     return ok(f"{setting} can be loaded")
 
 
-def templates(doctor: Doctor) -> Finding:
-    found = doctor.templates.problems()
-    wrong = [f"{each.field}: {each.problem}" for each in found.values() if each is not None]
+def settings_templates(doctor: Doctor) -> Finding:
+    problems = doctor.templates.problems()
+    wrong = [f"{problem.field}: {problem.problem}" for problem in problems.values() if problem]
     if wrong:
         return error(
             f"submits that name them are refused: {'; '.join(wrong)}",
             "correct the template, or take it out of the settings",
         )
-    return ok(f"each of {len(found)} compiles" if found else "there are none")
+    return ok(f"each of {len(problems)} compiles" if problems else "there are none")
 
 
-def recipients(doctor: Doctor) -> Finding:
+def settings_recipients(doctor: Doctor) -> Finding:
     return _of_channels(
         doctor.settings.spellings.problems(),
         what="rules",
         otherwise="submits to these channels are refused",
-        remedy="make it importable for submitting programs, or correct the setting: email, phone, "
-        "or package.module:function that takes and returns a str",
+        accepted="email, phone, or package.module:function that takes and returns a str",
     )
 
 
-def bodies(doctor: Doctor) -> Finding:
+def settings_bodies(doctor: Doctor) -> Finding:
     return _of_channels(
         doctor.settings.body_types.problems(),
         what="types",
         otherwise="submits to these channels fail, and so does the OpenAPI document",
-        remedy="make it importable for submitting programs, or correct the setting: "
-        "package.module:attribute of a model of pydantic, a dataclass or a TypedDict",
+        accepted="package.module:attribute of a model of pydantic, a dataclass or a TypedDict",
     )
 
 
 def _of_channels(
-    found: Mapping[str, InvalidSettings | None], *, what: str, otherwise: str, remedy: str
+    problems: Mapping[str, InvalidSettings | None], *, what: str, otherwise: str, accepted: str
 ) -> Finding:
-    wrong = [f"{path}: {each.problem}" for path, each in found.items() if each is not None]
+    wrong = [f"{path}: {problem.problem}" for path, problem in problems.items() if problem]
     if wrong:
-        return error(f"{otherwise}: {'; '.join(wrong)}", remedy)
-    many = _counted(len(found), "channel")
-    return ok(f"the {what} of {many} can be loaded" if found else f"there are no {what}")
+        remedy = "make it importable for submitting programs, or correct the setting"
+        return error(f"{otherwise}: {'; '.join(wrong)}", f"{remedy}: {accepted}")
+    if not problems:
+        return ok(f"there are no {what}")
+    return ok(f"the {what} of {_counted(len(problems), 'channel')} can be loaded")
 
 
-def _listed(found: Mapping[str, str]) -> str:
-    return "; ".join(f"{name}: {why}" for name, why in found.items())
+def _listed(reasons: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {why}" for name, why in reasons.items())
+
+
+_KINDS = {"redis", "store", "broker", "app", "clock", "work", "settings"}
+CHECKS: dict[str, Check] = {
+    name.replace("_", ".", 1): judge
+    for name, judge in list(globals().items())
+    if name.partition("_")[0] in _KINDS
+}
+"""Every function whose name begins with a kind, in the order of their findings."""
+AT_START = (
+    "redis.version", "redis.eviction", "redis.cluster", "store.answers", "store.migrations",
+    "store.indexes", "broker.queues", "clock.store",
+)  # fmt: skip
+"""The checks that may stop a worker, and are made before it starts."""

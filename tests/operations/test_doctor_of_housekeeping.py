@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,10 +127,10 @@ def test_a_slot_without_a_consumer_is_warned_of() -> None:
     with PostgresServer(wal_level="replica") as server:
         url = server.url(server.migrated(migrate_at))
         with closing(Database(url)) as database:
-            survey = StoreSurvey(database)
-            assert checks.store_replication(survey.housekeeping()).found == "no replication slot"
+            doctor: Any = SimpleNamespace(housekeeping=StoreSurvey(database).housekeeping)
+            assert checks.store_replication(doctor).found == "no replication slot"
             server.execute("SELECT pg_create_physical_replication_slot('gone', true)")
-            found = checks.store_replication(survey.housekeeping())
+            found = checks.store_replication(doctor)
     assert found.level is WARNING
     assert "gone (not in use, " in found.found
 
@@ -157,10 +158,9 @@ def migrate_at(url: str) -> None:
     ],
 )
 def test_only_what_lasts_too_long_is_warned_of(facts: Housekeeping, wrong: set[str]) -> None:
-    found = {
-        f"store.{name}": getattr(checks, f"store_{name}")(facts)
-        for name in ("transactions", "dead_rows", "replication", "partitions")
-    }
+    names = ("store.transactions", "store.dead_rows", "store.replication", "store.partitions")
+    doctor: Any = SimpleNamespace(housekeeping=lambda: facts)
+    found = {name: checks.CHECKS[name](doctor) for name in names}
     assert {name for name, each in found.items() if each.level is not Level.OK} == wrong
 
 
