@@ -67,6 +67,7 @@ def add_many(
     status: str = "sent",
     tokens: int = 1,
     reserved: bool = True,
+    **more: object,
 ) -> set[tuple[UUID, int]]:
     """Store a message of each instant, at which it ended unless it is scheduled, with attempts.
 
@@ -79,7 +80,7 @@ def add_many(
         known = {each.name: getattr(message, each.name, None) for each in messages.c}
         values.append({name: value for name, value in known.items() if value is not None} | {
             "enqueue_at": instant, "claim_token": tokens, "reserved": reserved, "status": status,
-            "finished_at": None if status == "scheduled" else instant,
+            "finished_at": None if status == "scheduled" else instant, **more,
         })  # fmt: skip
         tried += [
             {"message_id": message.id, "token": token, "started_at": instant,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from uuid import UUID, uuid4
 
 import pytest
@@ -15,11 +15,9 @@ from dispatcher.store.claims import Claims, Failure
 from dispatcher.store.database import Database
 from dispatcher.store.engines.types import database_now, later
 from dispatcher.store.maintenance import UNKNOWN, ReservationRow, StoreMaintenance
-from dispatcher.store.messages import Messages, NewSlot
-from dispatcher.store.schema import Movable
+from dispatcher.store.messages import Messages
 from tests.store.plans import add_many, asked_of, plan_of, scans, touched
 from tests.support import rows
-from tests.support.doubles import at_once
 from tests.support.tables import messages
 
 pytestmark = pytest.mark.every_database
@@ -42,34 +40,6 @@ def test_due_messages_come_soonest_first_up_to_the_limit(database: Database) -> 
     assert taken[0].next_attempt_at == times[3]
     left = rows.take_due(StoreMaintenance(database), limit=3, grace=GRACE)
     assert [due.message_id for due in left] == [ids[0]]
-
-
-def test_two_sweeps_side_by_side_take_each_once_and_again_after_its_grace(
-    database: Database,
-) -> None:
-    ids = [rows.add_due(database).id for _ in range(30)]
-
-    def take_side_by_side() -> Counter[UUID]:
-        taken: Counter[UUID] = Counter()
-
-        def sweep() -> None:
-            maintenance = StoreMaintenance(database)
-            for _ in range(6):
-                taken.update(
-                    due.message_id for due in rows.take_due(maintenance, limit=7, grace=GRACE)
-                )
-
-        assert at_once([sweep] * 2) == [None] * 2
-        # What one of them reads may be locked for the other; then it comes with the next tick.
-        rest = rows.take_due(StoreMaintenance(database), limit=len(ids), grace=GRACE)
-        taken.update(due.message_id for due in rest)
-        return taken
-
-    assert take_side_by_side() == Counter(ids)
-    assert take_side_by_side() == Counter()
-    for each in ids:
-        rows.age(database, each)
-    assert take_side_by_side() == Counter(ids), "their tasks were lost"
 
 
 def test_the_later_a_message_is_the_longer_until_it_is_enqueued_again(database: Database) -> None:
@@ -97,26 +67,6 @@ def test_take_due_answers_by_the_clock_of_the_database(database: Database) -> No
     assert rows.row(database, message.id).enqueued_at >= first, "its task was lost"
 
 
-def test_a_move_to_a_near_time_is_enqueued_with_it(database: Database) -> None:
-    message = rows.add(database)
-    store = Messages(database)
-    far = move(database, store.movable(message.id), message.send_at + HOUR)
-    assert far.message.enqueued_at is None
-    at = rows.now() + timedelta(seconds=9)
-    near = move(database, far, at, enqueue_at=at + GRACE).message.enqueued_at
-    assert near is not None
-    far = move(database, store.movable(message.id), message.send_at + HOUR)
-    assert far.message.enqueued_at == near, "it had been"
-
-
-def test_a_rescued_message_is_due_again_and_suspect(database: Database) -> None:
-    rescued, fresh = rows.claimed(database).message.id, rows.add_due(database).id
-    rows.age(database, rescued)
-    assert len(StoreMaintenance(database).rescue(limit=9)) == 1
-    due = rows.take_due(StoreMaintenance(database), limit=9, grace=GRACE)
-    assert {each.message_id: each.is_suspect for each in due} == {rescued: True, fresh: False}
-
-
 def test_prune_deletes_what_ended_long_ago_in_bounded_batches(database: Database) -> None:
     old = [rows.ended(database, 33 * DAY).id for _ in range(5)]
     recent, waiting = rows.ended(database, 29 * DAY).id, rows.add(database)
@@ -141,62 +91,6 @@ def test_prune_waits_for_no_message_that_another_transaction_holds(database: Dat
     assert database.transact(work) == 6
     assert {each.id for each in rows.listed(database)} == set(held)
     assert StoreMaintenance(database).prune(older_than=30 * DAY, limit=100) == 6
-
-
-def test_it_is_known_which_messages_hold_their_place(database: Database) -> None:
-    scheduled, cancelled = rows.add(database), rows.add(database).id
-    Messages(database).cancel([cancelled])
-    sent = rows.ended(database, timedelta(0)).id
-    expired = rows.add_due(database, expires_at=rows.now() - timedelta(seconds=1)).id
-    Claims(database, ttl=rows.TTL).unclaimed([expired])
-    found = StoreMaintenance(database).reserved_times(
-        [scheduled.id, cancelled, sent, expired, uuid4()]
-    )
-    times = {message_id: kept.send_at for message_id, kept in found.items()}
-    assert times == {scheduled.id: scheduled.send_at, sent: rows.row(database, sent).send_at}
-
-
-def test_a_barred_message_is_not_moved_by_an_older_move(database: Database) -> None:
-    moved, ended = rows.add(database), rows.add(database).id
-    Messages(database).cancel([ended])
-    found = Messages(database).movable(moved.id)
-    assert StoreMaintenance(database).bar_moves([moved.id, ended, uuid4()]) == {moved.id, ended}
-    stands = move(database, found, moved.send_at + HOUR)
-    assert (stands.message, stands.token) == (moved, found.token + 1)
-    stands = move(database, stands, moved.send_at + HOUR)
-    assert (stands.message.send_at, stands.token) == (moved.send_at + HOUR, found.token + 2)
-
-
-def test_a_move_has_no_effect_when_its_time_is_over(database: Database) -> None:
-    message = rows.add(database)
-    found = Messages(database).movable(message.id)
-    late = found._replace(read_at=found.read_at - MINUTE - timedelta(milliseconds=1))
-    assert move(database, late, message.send_at + HOUR).message == message
-    assert move(database, found, message.send_at + HOUR).message.send_at == message.send_at + HOUR
-
-
-@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
-def test_a_locked_message_is_not_barred(database: Database) -> None:
-    locked, free = rows.add(database).id, rows.add(database).id
-
-    def work(connection: Connection) -> set[UUID]:
-        mine = messages.c.id == locked
-        connection.execute(select(messages.c.id).where(mine).with_for_update())
-        return StoreMaintenance(database).bar_moves([locked, free])
-
-    assert database.transact(work) == {free}
-
-
-def move(
-    database: Database, found: Movable, send_at: datetime, *, enqueue_at: datetime | None = None
-) -> Movable:
-    message = found.message
-    new = NewSlot(
-        found, send_at=send_at, next_attempt_at=send_at, enqueue_at=enqueue_at or send_at,
-        zone=message.zone, expires_at=message.expires_at, expire_after=message.expire_after,
-        asked_at=None, tail="0badcafe",
-    )  # fmt: skip
-    return Messages(database).move([new], within=MINUTE)[message.id]
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -308,22 +202,6 @@ def test_a_send_that_was_not_begun_is_due_again_and_no_attempt(database: Databas
     assert {each.message_id for each in due if each.is_suspect} == {each.id for each in messages_}
 
 
-@pytest.mark.parametrize(("max_attempts", "status"), [(2, Status.SCHEDULED), (1, Status.FAILED)])
-def test_a_send_not_begun_twice_in_a_row_counts_one_attempt(
-    database: Database, max_attempts: int, status: Status
-) -> None:
-    """It may be what its workers die of; nobody has to decide about it."""
-    message = rows.add_due(database, max_attempts=max_attempts, on_unknown="hold")
-    died(database, message)
-    died(database, message)
-    now = Messages(database).get(message.id)
-    assert (now.status, now.attempt_count) == (status, 1)
-    [attempt] = Messages(database).attempts(message.id)
-    assert (attempt.outcome, attempt.error) == (Outcome.TEMPORARY, now.last_error)
-    if status is Status.SCHEDULED:
-        assert now.next_attempt_at - message.send_at > MINUTE
-
-
 def lived(database: Database, message: Message) -> None:
     """Let a worker claim a message, and leave it to rescue because the store was away."""
     maintenance = StoreMaintenance(database)
@@ -391,42 +269,22 @@ def each_once(found: list[tuple[UUID, int]], expected: set[tuple[UUID, int]]) ->
     assert Counter(found) == Counter(dict.fromkeys(expected, 1))
 
 
-@pytest.mark.parametrize("batch", [1, 7])
-def test_finished_and_unfinished_attempts_come_each_once(database: Database, batch: int) -> None:
+@pytest.mark.parametrize("batch", [1, 4, 11])
+def test_every_attempt_comes_once(database: Database, batch: int) -> None:
+    """Also those that ended at one instant, and one under way beside an earlier one."""
     now = rows.now()
-    expected = add_many(database, (now - n * timedelta(hours=1) for n in range(6)))
-    expected |= add_many(database, [now - timedelta(hours=2)] * 3, tokens=2)
-    for _ in range(4):
-        claim = rows.claimed(database)
-        expected.add((claim.message.id, claim.token))
+    expected = add_many(database, (now - n * HOUR for n in range(4)))
+    expected |= add_many(database, [now - HOUR] * 5, tokens=2)
+    expected |= add_many(database, (now - HOUR + timedelta(microseconds=n) for n in range(4)))
+    claim = rows.claimed(database)
+    overtaken = {"message_id": claim.message.id, "token": claim.token + 100}
+    rows.insert_attempt(
+        database, **overtaken, started_at=now, finished_at=now, outcome="unknown"
+    )  # fmt: skip
+    expected |= {(claim.message.id, token) for token in (claim.token, claim.token + 100)}
     rows.add(database)
     add_many(database, [now - 2 * DAY, now - 3 * DAY])
     each_once(permits_of(database, batch=batch), expected)
-
-
-@pytest.mark.parametrize(
-    ("batch", "apart"), [(1, timedelta(0)), (4, timedelta(microseconds=1)), (11, timedelta(0))]
-)
-def test_attempts_that_ended_at_nearly_the_same_instant_come_each_once(
-    database: Database, batch: int, apart: timedelta
-) -> None:
-    base = rows.now() - timedelta(hours=1)
-    expected = add_many(database, (base + n * apart for n in range(10)), tokens=2)
-    each_once(permits_of(database, batch=batch), expected)
-
-
-def test_a_try_under_way_beside_an_earlier_one_of_its_message_comes_too(database: Database) -> None:
-    claims = [rows.claimed(database) for _ in range(5)]
-    now = rows.now()
-    for claim in claims:
-        rows.insert_attempt(
-            database, message_id=claim.message.id, token=claim.token + 100,
-            started_at=now, finished_at=now, outcome="unknown",
-        )  # fmt: skip
-    expected = {
-        (claim.message.id, token) for claim in claims for token in (claim.token, claim.token + 100)
-    }
-    each_once(permits_of(database, batch=2), expected)
 
 
 def test_a_claim_that_ran_out_and_was_not_rescued_yet_comes_with_its_age(

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
-from threading import Event
-from typing import Any
 
 import pytest
 from sqlalchemy import Connection, ExceptionContext, event
@@ -18,9 +15,9 @@ from dispatcher.store.claims import Claims
 from dispatcher.store.database import Database
 from dispatcher.store.maintenance import StoreMaintenance, overdue
 from dispatcher.store.messages import Messages
+from dispatcher.store.notifications import Notifications
 from tests.store.plans import add_many
 from tests.support import rows
-from tests.support.tables import messages
 
 pytestmark = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
 
@@ -205,38 +202,6 @@ def test_an_insert_that_a_deadlock_undid_is_done_again(database: Database) -> No
     other.close()
 
 
-def test_a_transaction_that_a_deadlock_undid_is_done_again(database: Database) -> None:
-    first, *heavy = (rows.add(database).id for _ in range(4))
-    theirs_began, ours_began = Event(), Event()
-    tries: list[int] = []
-
-    def lock(connection: Connection, message_id: Any) -> None:
-        these = messages.c.id == message_id
-        connection.execute(messages.update().where(these).values(last_error="held"))
-
-    def theirs(connection: Connection) -> None:
-        for each in heavy:  # the lighter transaction is undone: ours
-            lock(connection, each)
-        theirs_began.set()
-        assert ours_began.wait(60)
-        lock(connection, first)
-
-    def ours(connection: Connection) -> None:
-        tries.append(1)
-        lock(connection, first)
-        ours_began.set()
-        lock(connection, heavy[0])
-
-    with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(database.transact, theirs)
-        assert theirs_began.wait(60)
-        seen = numbers_of_errors(database)
-        database.transact(ours)
-        other.result(60)
-    assert seen == [1213]
-    assert len(tries) == 2
-
-
 def test_a_batch_is_one_statement_for_many_rows(database: Database) -> None:
     additions = [rows.addition(rows.a_message()) for _ in range(300)]
     before = _status(database, "Com_insert")
@@ -270,7 +235,8 @@ def cold(database: Database) -> Database:
 
     now, minutes = rows.now(), [n * timedelta(minutes=1) for n in range(1, COLD + 1)]
     add_many(database, (now + each for each in minutes), status="scheduled", tokens=0)
-    add_many(database, (now - each for each in minutes))
+    told = {"status_url": "https://shop.example", "notified_status": "sent"}
+    add_many(database, (now - each for each in minutes), **told)
     add_many(database, (now - each for each in minutes), status="cancelled", tokens=0,
              reserved=False)  # fmt: skip
     analyze = "ANALYZE TABLE dispatcher_messages, dispatcher_attempts"
@@ -281,8 +247,10 @@ def cold(database: Database) -> Database:
 def add_few(database: Database) -> None:
     """Store three messages of each kind that the sweep looks for."""
     store = Messages(database)
+    url = {"status_url": "https://shop.example", "notified_status": "scheduled"}
     for _ in range(3):
         rows.add_due(database)
+        rows.change(database, rows.ended(database, timedelta(0)).id, **url)
         rows.age(database, rows.claimed(database).message.id)
         store.cancel([rows.add(database).id])
         old, overdue_ = rows.add(database).id, rows.add_due(database).id
@@ -309,6 +277,7 @@ LOOKS: list[Callable[[Database], int]] = [
     expired,
     lambda database: len(rows.take_due(StoreMaintenance(database), limit=9, grace=rows.SOON)),
     lambda database: len(StoreMaintenance(database).rescue(limit=9)),
+    lambda database: len(Notifications(database, channel="status", max_attempts=1).tell(limit=9)),
 ]
 
 
