@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 from sqlalchemy import func, select, text
@@ -30,31 +30,6 @@ RECEIPT = 'a "quoted" \\ receipt, {NULL} 👋'
 
 def claims(database: Database) -> Claims:
     return Claims(database, ttl=rows.TTL)
-
-
-def test_a_due_message_is_claimed_with_its_attempt(database: Database) -> None:
-    message = rows.add_due(database)
-    (claim,) = claims(database).claim([message.id])
-    assert claim.message.id == message.id
-    assert claim.message.status is Status.SENDING
-    assert claim.message.attempt_count == 1
-    assert claim.token == 1
-    found = rows.row(database, message.id)
-    assert found.claim_expires_at - rows.now() > rows.TTL - timedelta(seconds=10)
-    (attempt,) = Messages(database).attempts(message.id)
-    assert (attempt.token, attempt.outcome, attempt.finished_at) == (1, None, None)
-
-
-def test_messages_not_due_or_not_scheduled_are_not_claimed(database: Database) -> None:
-    early = rows.add(database)
-    cancelled = rows.add(database)
-    Messages(database).cancel([cancelled.id])
-    taken = rows.claimed(database)
-    ids = [early.id, cancelled.id, taken.message.id, uuid4()]
-    assert claims(database).claim(ids) == []
-    assert claims(database).claim([]) == []
-    assert Messages(database).get(early.id) == early
-    assert Messages(database).attempts(early.id) == []
 
 
 def test_a_record_of_many_is_taken_for_each_by_its_own_token(database: Database) -> None:

@@ -52,21 +52,6 @@ def test_the_later_a_message_is_the_longer_until_it_is_enqueued_again(database: 
         assert timedelta(0) <= after <= spent + timedelta(milliseconds=9), late
 
 
-def test_take_due_answers_by_the_clock_of_the_database(database: Database) -> None:
-    message, far, early = rows.add_due(database), rows.add(database), rows.add(database)
-    rows.change(database, early.id, enqueue_at=rows.now() - DAY)
-    before = database.run(lambda connection: connection.scalar(select(database_now())))
-    rows.take_due(StoreMaintenance(database), limit=9, grace=GRACE)
-    after = database.run(lambda connection: connection.scalar(select(database_now())))
-    first = rows.row(database, message.id).enqueued_at
-    assert before <= first <= after
-    assert rows.row(database, far.id).enqueued_at is None
-    assert rows.row(database, early.id).enqueue_at == early.send_at + GRACE, "due only then"
-    rows.change(database, message.id, enqueue_at=rows.now() - MINUTE, enqueued_at=first - DAY)
-    rows.take_due(StoreMaintenance(database), limit=9, grace=GRACE)
-    assert rows.row(database, message.id).enqueued_at >= first, "its task was lost"
-
-
 def test_prune_deletes_what_ended_long_ago_in_bounded_batches(database: Database) -> None:
     old = [rows.ended(database, 33 * DAY).id for _ in range(5)]
     recent, waiting = rows.ended(database, 29 * DAY).id, rows.add(database)

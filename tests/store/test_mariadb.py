@@ -92,25 +92,10 @@ def test_a_url_of_either_name_leads_there_also_with_another_encoding(database_ur
         database.close()
 
 
-def test_a_new_connection_reads_no_certificates(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ssl.create_default_context", None)
-    assert rows.count(database) == 0
-
-
 def test_instants_keep_their_microseconds(database: Database) -> None:
     send_at = rows.now() + timedelta(hours=1, microseconds=1)
     message = rows.add(database, send_at=send_at)
     assert Messages(database).get(message.id).send_at == send_at
-
-
-def test_a_value_too_long_for_its_column_is_refused(database: Database) -> None:
-    message = rows.a_message(zone="z" * 64)
-    with pytest.raises(StoreUnavailable) as caught:
-        Messages(database).add(rows.addition(message))
-    assert caught.value.refused
-    assert rows.count(database) == 0
 
 
 def test_a_body_that_no_packet_holds_is_refused_on_a_line_that_stays(database: Database) -> None:
