@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, ExceptionContext, event
@@ -220,7 +221,7 @@ def cold(database: Database) -> Database:
 
     now, minutes = rows.now(), [n * timedelta(minutes=1) for n in range(1, COLD + 1)]
     add_many(database, (now + each for each in minutes), status="scheduled", tokens=0)
-    told = {"status_url": "https://shop.example", "notified_status": "sent"}
+    told: dict[str, Any] = {"status_url": "https://shop.example", "notified_status": "sent"}
     add_many(database, (now - each for each in minutes), **told)
     add_many(database, (now - each for each in minutes), status="cancelled", tokens=0,
              reserved=False)  # fmt: skip

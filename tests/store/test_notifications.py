@@ -229,7 +229,8 @@ def test_two_sweeps_side_by_side_make_each_status_message_once(database: Databas
 
 @pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
 def test_the_look_for_notifications_reads_the_due_ones_alone(database: Database) -> None:
-    now, pending = rows.now(), {"status_url": URL, "notified_status": "scheduled"}
+    now = rows.now()
+    pending: dict[str, Any] = {"status_url": URL, "notified_status": "scheduled"}
     add_many(database, [now] * 200, status="scheduled", tokens=0, **pending)
     add_many(database, [now] * 200, **(pending | {"notified_status": "sent"}))
     sent(database)
