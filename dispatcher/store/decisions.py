@@ -32,7 +32,7 @@ class StoppedMessages:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._tables = tables = database.tables
-        self._is_held = and_(tables.is_live, tables.messages.c.status == Status.HELD.value)
+        self._is_held = tables.has_status(Status.HELD)
         self._retried = GuardedChange(database.backend, self._retry)
 
     def release(self, found: Message) -> Message:

@@ -128,8 +128,7 @@ class StoreMaintenance:
             row.id, row.scope, row.send_at, row.channel, row.scopes, row.tail
         )
         self._is_put_off = (
-            database.tables.is_live,
-            row.status == Status.SCHEDULED.value,
+            database.tables.is_plainly(Status.SCHEDULED),
             row.send_at <= now,
             row.next_attempt_at > now,
         )
@@ -142,8 +141,7 @@ class StoreMaintenance:
         """
         messages = self._tables.messages
         time_came = (
-            self._tables.is_live,
-            messages.c.status == Status.SCHEDULED.value,
+            self._tables.is_plainly(Status.SCHEDULED),
             messages.c.enqueue_at <= database_now(),
             *_since(messages.c.enqueue_at, within),
         )
@@ -206,8 +204,7 @@ class StoreMaintenance:
         messages, attempts = self._tables.messages, self._tables.attempts
         now = database_now()
         run_out = (
-            self._tables.is_live,
-            messages.c.status == Status.SENDING.value,
+            self._tables.is_plainly(Status.SENDING),
             messages.c.claim_expires_at <= now,
             *_since(messages.c.claim_expires_at, within),
         )

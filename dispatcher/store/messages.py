@@ -26,7 +26,13 @@ from dispatcher.message import Attempt, Body, Message, Outcome, Status
 from dispatcher.store.changes import Given, GuardedChange
 from dispatcher.store.database import Database
 from dispatcher.store.engines.base import InsertFailed, Prepared, transaction
-from dispatcher.store.engines.errors import cause, takes_no_writes, unavailable, worth_another_try
+from dispatcher.store.engines.errors import (
+    cause,
+    is_broken,
+    takes_no_writes,
+    unavailable,
+    worth_another_try,
+)
 from dispatcher.store.engines.types import database_now, later
 from dispatcher.store.lists import is_suppressed
 from dispatcher.store.schema import (
@@ -188,8 +194,7 @@ class Messages:
                     return message if unknown and stored.id == message.id else stored
                 addition = stored
             except (DBAPIError, PoolTimeout) as error:
-                broken = isinstance(error, DBAPIError) and error.connection_invalidated
-                unknown |= was_connected and broken and not takes_no_writes(error)
+                unknown |= was_connected and is_broken(error) and not takes_no_writes(error)
                 if tries_left and was_connected and worth_another_try(error):
                     continue
                 failure = unavailable(error)
@@ -390,12 +395,9 @@ class Messages:
         self._database.execute(again)
 
     def _try_insert_directly(self, addition: Addition) -> bool:
-        message = addition.message
-        values = (*to_values(addition), addition.fingerprint)
-        insert_directly = self._insert_directly
-        if message.idempotency_key is not None:
-            insert_directly = self._insert_keyed_directly
-        return insert_directly is not None and insert_directly(values)
+        is_keyed = addition.message.idempotency_key is not None
+        insert = self._insert_keyed_directly if is_keyed else self._insert_directly
+        return insert is not None and insert((*to_values(addition), addition.fingerprint))
 
     def _try_insert(self, connection: sa.Connection, addition: Addition) -> bool:
         """Store a message and its key, both or none; return whether they were stored.

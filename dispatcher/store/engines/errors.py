@@ -69,21 +69,19 @@ _NOT_REACHED = frozenset({2002, 2003, 2005})
 _UNDONE = frozenset({"40P01", "40001", 1020, 1205, 1213})
 """The database undid the transaction and says so."""
 
-_NO_SPACE = frozenset({"53100", 1021, 1114, "SQLITE_FULL"})
-_READ_ONLY = frozenset({"25006", 1290, 1792, 1836, "SQLITE_READONLY"})
 _DEMOTED = frozenset({"25006", 1290, 1792, 1836})
 """A server takes no writes: it was demoted, and its name leads, or will lead, to another one."""
-_UNENCODABLE = frozenset({"22P05", 1366})
+_MEANINGS = (
+    ({"53100", 1021, 1114, "SQLITE_FULL"}, "no space is left"),
+    (_DEMOTED | {"SQLITE_READONLY"}, "it takes no writes"),
+    (_LACKS_A_RIGHT, "its user lacks a right"),
+    ({"22P05", 1366}, "its encoding lacks a character of a text"),
+    ({"SQLITE_BUSY"}, "another connection was writing for too long"),
+)
 _TOO_LONG = frozenset({"57014", 1969})
 """The statement took longer than it may."""
 _CHECKS = frozenset({3819, 4025})
 """A CHECK refused the row."""
-
-# Statements carry their values, and an error may quote either; these quote neither.
-_QUOTES_NOTHING = _UNDONE | {
-    *(1040, 1044, 1045, 1046, 1049, 1053, 1114, 1129, 1130, 1142, 1146, 1153),
-    *(1203, 1226, 1290, 1305, 1317, 1792, 1836, 1927, 1969, 3024, 3572, 4031),
-}
 
 
 def number_of(error: BaseException | None) -> int | None:
@@ -97,11 +95,6 @@ def code_of(error: BaseException | None) -> int | str | None:
     driver = getattr(error, "orig", error)
     named: str | None = getattr(driver, "sqlstate", None)
     return number_of(error) or named or getattr(driver, "sqlite_errorname", None)
-
-
-def _quotes(error: SQLAlchemyError) -> bool:
-    number = number_of(error)
-    return number is not None and not (2000 <= number < 3000 or number in _QUOTES_NOTHING)  # noqa: PLR2004 - the client's own
 
 
 def unavailable(error: SQLAlchemyError, url: URL | None = None) -> StoreUnavailable:
@@ -151,12 +144,10 @@ def _answer(error: DBAPIError, code: object, file: str) -> tuple[str, str]:
 
 
 def answered(code: object) -> str:
-    meaning = ": no space is left" if code in _NO_SPACE else ""
-    meaning = ": it takes no writes" if code in _READ_ONLY else meaning
-    meaning = ": its user lacks a right" if code in _LACKS_A_RIGHT else meaning
-    meaning = ": its encoding lacks a character of a text" if code in _UNENCODABLE else meaning
-    meaning = ": another connection was writing for too long" if code == "SQLITE_BUSY" else meaning
-    return f"the database answered {code}{meaning}"
+    for codes, meaning in _MEANINGS:
+        if code in codes:
+            return f"the database answered {code}: {meaning}"
+    return f"the database answered {code}"
 
 
 def _at(url: URL | None) -> str:
@@ -170,15 +161,21 @@ def _at(url: URL | None) -> str:
 
 
 def cause(error: SQLAlchemyError) -> SQLAlchemyError | None:
-    """Return the error to chain to ours: none where the database may quote the row in it."""
-    if isinstance(error, IntegrityError | DataError) or _quotes(error):
-        return None
-    return error
+    """Return the error to chain to ours: none where the database may quote the row in it.
+
+    MariaDB may in most; not in those of a broken line, and of what it undid or writes no more.
+    """
+    number = number_of(error)
+    quotes_nothing = number is None or number in range(2000, 3000) or number in _UNDONE | _DEMOTED
+    return error if quotes_nothing and not isinstance(error, IntegrityError | DataError) else None
 
 
 def worth_another_try(error: SQLAlchemyError) -> bool:
-    is_broken = isinstance(error, DBAPIError) and error.connection_invalidated
-    return is_broken or was_conflict(error)
+    return is_broken(error) or was_conflict(error)
+
+
+def is_broken(error: SQLAlchemyError) -> bool:
+    return isinstance(error, DBAPIError) and error.connection_invalidated
 
 
 def takes_no_writes(error: BaseException | None) -> bool:
