@@ -78,6 +78,18 @@ def test_prune_waits_for_no_message_that_another_transaction_holds(database: Dat
     assert StoreMaintenance(database).prune(older_than=30 * DAY, limit=100) == 6
 
 
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_a_locked_message_is_not_barred(database: Database) -> None:
+    locked, free = rows.add(database).id, rows.add(database).id
+
+    def work(connection: Connection) -> set[UUID]:
+        mine = messages.c.id == locked
+        connection.execute(select(messages.c.id).where(mine).with_for_update())
+        return StoreMaintenance(database).bar_moves([locked, free])
+
+    assert database.transact(work) == {free}
+
+
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_however_many_ids_are_one_parameter(database: Database) -> None:
     message = rows.add(database)
