@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine
+from copy import deepcopy
 from functools import partial, wraps
 from inspect import iscoroutinefunction
 from itertools import chain
@@ -19,15 +20,16 @@ from starlette.routing import Route
 from starlette.status import HTTP_405_METHOD_NOT_ALLOWED
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dispatcher.app import App
 from dispatcher.client import Dispatcher, app_of
 from dispatcher.errors import DispatcherError
 from dispatcher.problems import headers_of
 from dispatcher.telemetry.journal import digest_with
-from dispatcher.web import problems
+from dispatcher.web import endpoints, problems
 from dispatcher.web.access import RATE, Admission, Auth, Caller
 from dispatcher.web.bounds import SharedThreads, Streams, Threads
-from dispatcher.web.context import Context, Service, problem_for
-from dispatcher.web.endpoints import ENDPOINTS, PREFIX, Endpoint, describe
+from dispatcher.web.context import Context, problem_for
+from dispatcher.web.endpoints import ENDPOINTS, PREFIX, Endpoint
 from dispatcher.web.problems import THE_CALL, Refused, bounded, check_is_utf8, invalid
 
 log = logging.getLogger(__name__)
@@ -39,12 +41,69 @@ _LONG_THREADS, _LONG_THREADS_OF_ONE = 2, 1
 """Long calls at a time, of all keys and of one. They hold the lock of the interpreter most."""
 
 
-def api(
-    dispatcher: Dispatcher,
-    *,
-    auth: Auth | None = None,
-    rate: str = RATE,
-) -> FastAPI:
+class Api(FastAPI):
+    """The application, and what all calls share. ``listening`` are the threads that read events."""
+
+    def __init__(self, dispatcher: Dispatcher, *, auth: Auth | None, rate: str) -> None:
+        super().__init__(
+            title="dispatcher",
+            description="Messages that are sent at a future time, under exact quotas.",
+            version="1",
+            openapi_url=_DOCUMENT,
+            docs_url=None,
+            redoc_url=None,
+            redirect_slashes=False,
+            separate_input_output_schemas=False,
+            # FastAPI's spans and logs have paths, queries and errors, which name recipients.
+            telemetry={"tracing": False, "logs": False},
+        )
+        self.dispatcher = dispatcher
+        self.settings = dispatcher.settings
+        self.threads = Threads(dispatcher, _MOST_THREADS)
+        self.long = SharedThreads(dispatcher, _LONG_THREADS, most_of_one=_LONG_THREADS_OF_ONE)
+        self.listening = Threads(dispatcher, _LISTEN_THREADS)
+        self.streams = Streams()
+        self.digest = digest_with(self.settings.log_key)
+        self.admission = Admission(self.parts, self.threads, auth=auth, rate=rate)
+        for endpoint in ENDPOINTS:
+            is_awaited = iscoroutinefunction(endpoint.function)
+            success: dict[int | str, Any] = {endpoint.status: {"model": endpoint.answer}}
+            # On its own router: FastAPI asks an included one for its routes at each call.
+            self.router.add_api_route(
+                f"{PREFIX}{endpoint.path}",
+                endpoint.function if is_awaited else _in_thread(endpoint),
+                methods=[endpoint.method],
+                status_code=endpoint.status,
+                operation_id=endpoint.name,
+                response_class=Response,
+                response_model=None,
+                responses=success if endpoint.answer else None,
+                route_class_override=CallRoute,
+            )
+        self._document = endpoints.document_of(self)
+        self.parameters = endpoints.parameters_of(self._document)
+        self.add_middleware(CallMiddleware, identify=self.admission.identify)
+        if self.settings.allowed_hosts:
+            hosts = [*self.settings.allowed_hosts]
+            self.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
+        for kind in (DispatcherError, Refused, RequestValidationError, HTTPException):
+            self.add_exception_handler(kind, _failed)
+        self.add_exception_handler(Exception, _broken)
+
+    @property
+    def parts(self) -> App:
+        return app_of(self.dispatcher)
+
+    def openapi(self) -> dict[str, Any]:
+        """Add the types of bodies now: one that cannot be used stops no calls on other channels."""
+        if self.openapi_schema is None:
+            document = deepcopy(self._document)
+            endpoints.add_bodies(document["components"]["schemas"], self.settings.body_types)
+            self.openapi_schema = document
+        return self.openapi_schema
+
+
+def api(dispatcher: Dispatcher, *, auth: Auth | None = None, rate: str = RATE) -> FastAPI:
     """Return the HTTP API of a dispatcher, an ASGI application to serve or to mount.
 
     ``auth`` returns the :class:`Caller` of a request; by default callers have the keys that
@@ -52,50 +111,7 @@ def api(
     The caller of this function closes the dispatcher. Raises InvalidValue for a rate that cannot
     be read.
     """
-    app = FastAPI(
-        title="dispatcher",
-        description="Messages that are sent at a future time, under exact quotas.",
-        version="1",
-        openapi_url=_DOCUMENT,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-        separate_input_output_schemas=False,
-        # FastAPI's spans and logs have paths, queries and errors, which name recipients.
-        telemetry={"tracing": False, "logs": False},
-    )
-    threads = Threads(dispatcher, _MOST_THREADS)
-    service = app.state.service = Service(
-        dispatcher,
-        Admission(app_of(dispatcher), threads, auth=auth, rate=rate),
-        Streams(),
-        digest_with(dispatcher.settings.log_key),
-        threads,
-        SharedThreads(dispatcher, _LONG_THREADS, most_of_one=_LONG_THREADS_OF_ONE),
-        Threads(dispatcher, _LISTEN_THREADS),
-    )
-    for each in ENDPOINTS:
-        # On the application's own router: FastAPI asks an included one for its routes at each call.
-        app.router.add_api_route(
-            f"{PREFIX}{each.path}",
-            each.function if iscoroutinefunction(each.function) else _in_thread(each),
-            methods=[each.method],
-            status_code=each.status,
-            operation_id=each.name,
-            response_class=Response,
-            response_model=None,
-            responses={each.status: {"model": each.answer}} if each.answer else None,
-            route_class_override=CallRoute,
-        )
-    app.add_middleware(CallMiddleware, service=service)
-    if dispatcher.settings.allowed_hosts:
-        hosts = [*dispatcher.settings.allowed_hosts]
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
-    for kind in (DispatcherError, Refused, RequestValidationError, HTTPException):
-        app.add_exception_handler(kind, _failed)
-    app.add_exception_handler(Exception, _broken)
-    describe(app, dispatcher.settings.body_types)
-    return app
+    return Api(dispatcher, auth=auth, rate=rate)
 
 
 def _in_thread(endpoint: Endpoint) -> Callable[..., Coroutine[Any, Any, Response]]:
@@ -133,7 +149,7 @@ class CallRoute(APIRoute):
             context = Context(Request(scope))
             context.check(*self.described.rights)
             if self.described.most_bytes is not None:
-                most = self.described.most_bytes or context.service.longest_call
+                most = self.described.most_bytes or context.longest
                 receive = bounded(receive, most, f"a call has at most {most} bytes")
             if self.described.is_long:
                 streams, name = context.service.streams, context.caller.name
@@ -145,9 +161,11 @@ class CallRoute(APIRoute):
 class CallMiddleware:
     """Finds callers before calls are read. Logs changes without names."""
 
-    def __init__(self, app: ASGIApp, *, service: Service) -> None:
+    def __init__(
+        self, app: ASGIApp, *, identify: Callable[[Request], Coroutine[Any, Any, None]]
+    ) -> None:
         self._app = app
-        self._identify = service.admission.identify
+        self._identify = identify
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -187,9 +205,8 @@ class CallMiddleware:
 async def _failed(request: Request, error: Any) -> Response:
     """Answer an error of a call, which is counted first: it may be one too many."""
     if hasattr(request.state, "caller") and not hasattr(request.state, "is_counted"):
-        service: Service = request.app.state.service
         try:
-            await service.threads.run(service.admission.count, request)
+            await request.app.threads.run(request.app.admission.count, request)
         except Refused as refused:
             error = refused
     if isinstance(error, RequestValidationError):

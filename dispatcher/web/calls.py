@@ -440,7 +440,7 @@ async def _verdicts(context: Context) -> AsyncIterator[str]:
         return await context.service.long.run_for(context.caller.name, submit)
 
     try:
-        async for line in _lines(context.request.stream(), longest=context.service.longest_call):
+        async for line in _lines(context.request.stream(), longest=context.longest):
             lines.append(line)
             size += len(line)
             if len(lines) == _LINES_AT_ONCE or size >= _BYTES_AT_ONCE:

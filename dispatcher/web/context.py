@@ -7,8 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Annotated, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 from uuid import UUID
 
 from fastapi import Depends, Request
@@ -16,17 +15,14 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from dispatcher.app import App
-from dispatcher.client import Dispatcher, app_of
+from dispatcher.client import Dispatcher
 from dispatcher.errors import DispatcherError, IdempotencyConflict, InvalidDraft
 from dispatcher.message import Message, json_problem
 from dispatcher.problems import problem_of
 from dispatcher.selection import id_of
-from dispatcher.settings import Settings
 from dispatcher.store.schema import Movable
 from dispatcher.web import models
-from dispatcher.web.access import Admission, Caller, Right
-from dispatcher.web.bounds import SharedThreads, Streams, Threads
+from dispatcher.web.access import Caller, Right
 from dispatcher.web.problems import (
     CUT_OFF,
     THE_CALL,
@@ -35,6 +31,9 @@ from dispatcher.web.problems import (
     unknown_name,
     with_names,
 )
+
+if TYPE_CHECKING:
+    from dispatcher.web.api import Api
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
@@ -56,31 +55,6 @@ _HTTP_NAMES = {
 """Names of HTTP by those of Python."""
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
-    """What all calls share. ``listening`` are the threads that read events."""
-
-    dispatcher: Dispatcher
-    admission: Admission
-    streams: Streams
-    digest: models.Digest
-    threads: Threads
-    long: SharedThreads
-    listening: Threads
-
-    @property
-    def parts(self) -> App:
-        return app_of(self.dispatcher)
-
-    @property
-    def settings(self) -> Settings:
-        return self.dispatcher.settings
-
-    @property
-    def longest_call(self) -> int:
-        return self.settings.body_max_bytes + _OVERHEAD_BYTES
-
-
 class Context:
     """A call under way; :meth:`check` looks at its rights, :meth:`admit` counts it.
 
@@ -90,11 +64,16 @@ class Context:
     def __init__(self, request: Request) -> None:
         self.request = request
         self.raw = b""
-        self.service: Service = request.app.state.service
+        self.service: Api = request.app
 
     @property
     def dispatcher(self) -> Dispatcher:
         return self.service.dispatcher
+
+    @property
+    def longest(self) -> int:
+        """How many bytes a call of one message may have."""
+        return self.service.settings.body_max_bytes + _OVERHEAD_BYTES
 
     @property
     def caller(self) -> Caller:
@@ -147,7 +126,7 @@ class Context:
         Those of a long body are read one by one, so that neither a call of C holds up the other
         threads nor what is read of a wrong body takes much memory. Raises as :meth:`payload`.
         """
-        longest = self.service.longest_call
+        longest = self.longest
         if len(self.raw) <= longest:
             given = self._given()
             entries = given.get(name) if isinstance(given, dict) else None
@@ -190,7 +169,7 @@ class Context:
         """
         for right in rights:
             self.caller.check(right)
-        names = self.request.app.state.parameters[self.request.scope["route"].operation_id]
+        names = self.service.parameters[self.request.scope["route"].operation_id]
         given = Counter(name for name, _ in self.request.query_params.multi_items())
         for name, times in given.items():
             if name not in names:

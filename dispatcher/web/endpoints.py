@@ -6,7 +6,6 @@ The document is what FastAPI draws from the functions, and what they have in com
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
@@ -194,32 +193,18 @@ _OF_PROBLEMS: Mapping[int, tuple[str, ...]] = {
 _KEY = {"name": KEY_HEADER, "in": "header", "required": False, "schema": {"type": "string"}}
 
 
-def describe(app: FastAPI, body_types: BodyTypes) -> None:
-    """Draw the document, which names parameters; the types of bodies are added when it is read.
-
-    A type may be one that cannot be used: that must not stop the calls on other channels.
-    """
-    plain = _document(app)
-    app.state.parameters = {
+def parameters_of(document: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the names that the query of each operation may have."""
+    return {
         operation["operationId"]: [
             each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"
         ]
-        for operations in plain["paths"].values()
+        for operations in document["paths"].values()
         for operation in operations.values()
     }
 
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            document = deepcopy(plain)
-            _add_bodies(document["components"]["schemas"], body_types)
-            app.openapi_schema = document
-        return app.openapi_schema
 
-    made: Callable[[], dict[str, Any]] = openapi
-    setattr(app, "openapi", made)  # noqa: B010 - FastAPI's own way to replace the method
-
-
-def _document(app: FastAPI) -> dict[str, Any]:
+def document_of(app: FastAPI) -> dict[str, Any]:
     document = get_openapi(
         title=app.title,
         version=app.version,
@@ -245,7 +230,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
     return document
 
 
-def _add_bodies(schemas: dict[str, Any], body_types: BodyTypes) -> None:
+def add_bodies(schemas: dict[str, Any], body_types: BodyTypes) -> None:
     """Say which channel asks for which body: a schema of its own would be a type."""
     for channel in body_types.channels:
         name = f"body.{channel}"

@@ -62,7 +62,7 @@ def compile_once() -> None:
     vars(database)["create_engine"] = partial(create_engine, execution_options=option)
     vars(messages)["Prepared"] = _prepared
     vars(utils)["get_lib_version"] = cache(utils.get_lib_version)
-    vars(endpoints)["_document"] = _drawn_once(endpoints._document)
+    vars(endpoints)["document_of"] = _drawn_once(endpoints.document_of)
 
 
 def _drawn_once(draw: Callable[[FastAPI], dict[str, Any]]) -> Callable[[FastAPI], dict[str, Any]]:

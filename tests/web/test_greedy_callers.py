@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from threading import Event
@@ -13,7 +14,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from dispatcher.store import listing
-from dispatcher.web import Caller, Right, api, bounds, context
+from dispatcher.web import Caller, Right, api, bounds
 from dispatcher.web import calls as api_calls
 from dispatcher.web.bounds import SharedThreads
 from tests.support.house import House
@@ -26,6 +27,12 @@ pytestmark = ON_SQLITE
 
 READ = [Right.MESSAGES_READ]
 LONG = "x" * 1_500
+
+
+def taken_places(client: TestClient) -> Counter[str]:
+    app: Any = client.app
+    places: Counter[str] = app.streams._under_way["calls"]
+    return places
 
 
 def test_a_long_plan_is_read_message_by_message(shop: TestClient) -> None:
@@ -114,7 +121,7 @@ def test_long_calls_of_one_key_leave_the_others_their_threads(
     monkeypatch.setattr(listing.Listing, "counted", counted)
     with ThreadPoolExecutor(many) as pool:
         held = [pool.submit(greedy.get, "/v1/counts") for _ in range(many)]
-        wait_until(lambda: context_of(greedy).streams._under_way["calls"]["greedy"] == many)
+        wait_until(lambda: taken_places(greedy)["greedy"] == many)
         try:
             refused = greedy.get("/v1/counts")
             answers = [other.get(f"/v1/messages{path}") for path in ("", f"/{message.id}")]
@@ -126,13 +133,7 @@ def test_long_calls_of_one_key_leave_the_others_their_threads(
     assert kind(refused) == (429, "too-many-calls")
     assert refused.headers["Retry-After"] == f"{seconds}"
     assert [each.status_code for each in answers] == [200, 200, 200]
-    assert not context_of(greedy).streams._under_way["calls"]
-
-
-def context_of(client: TestClient) -> context.Service:
-    app: Any = client.app
-    service: context.Service = app.state.service
-    return service
+    assert not taken_places(greedy)
 
 
 def test_a_caller_that_does_not_read_loses_its_place(
@@ -142,7 +143,7 @@ def test_a_caller_that_does_not_read_loses_its_place(
     for number in range(4):
         house.submit(f"r{number}", send_at=AT, body={"text": "x" * 50_000})
     sent = list[int]()
-    taken = context_of(shop).streams._under_way["calls"]
+    taken = taken_places(shop)
 
     async def send(message: Any) -> None:
         sent.append(len(message.get("body", b"")))

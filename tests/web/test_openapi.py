@@ -64,7 +64,7 @@ STATUSES = {"retry": "failed", "release": "held", "drop": "held"}
 def test_the_document_in_the_package_is_that_of_the_server(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoints, "_document", inspect.unwrap(endpoints._document))
+    monkeypatch.setattr(endpoints, "document_of", inspect.unwrap(endpoints.document_of))
     packed = resources.files("dispatcher.web").joinpath("openapi.json").read_text()
     assert json.loads(packed) == api(house.dispatcher).openapi(), "run `make openapi`"
 

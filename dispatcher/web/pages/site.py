@@ -378,19 +378,18 @@ class Site:
                 _check_names(request.query_params.multi_items(), names, "parameter")
                 if request.method in _SAFE:
                     check_zone(visit.zone)
-                    return await self._answer(visit, page)
+                    return await self.shared.run_for(visit.caller.name, page.answer, visit)
                 return await self._acted(visit, page)
             except Refused as refused:
-                return self._refused(visit, refused)
+                is_unknown = refused.status == 401 and request.method in _SAFE  # noqa: PLR2004
+                if is_unknown and self.can_sign_in:
+                    here = visit.here().removeprefix(visit.root)
+                    return visit.go(SIGN_IN, to=here if visit.path != "/" else None)
+                return visit.fail(refused.status, refused.detail, refused.headers)
             except DispatcherError as error:
                 return visit.fail(status_of(error), visit.error_text(error), headers_of(error))
 
         return answered
-
-    async def _answer(self, visit: Visit, page: PageRoute) -> Response:
-        if page.is_public:  # of a stranger, who must not take the turns of another one
-            return await self.threads.run(page.answer, visit)
-        return await self.shared.run_for(visit.caller.name, page.answer, visit)
 
     async def _acted(self, visit: Visit, page: PageRoute) -> Response:
         detail = f"a form has at most {page.most_bytes:,} bytes"
@@ -410,18 +409,12 @@ class Site:
                 )
                 visit.files = {name: each for name, each in pairs if isinstance(each, UploadFile)}
                 check_zone(visit.zone)
-                return await self._answer(visit, page)
+                return await self.shared.run_for(visit.caller.name, page.answer, visit)
         except ClientDisconnect:
             raise Refused(400, "unreadable", CUT_OFF) from None
         finally:
             if has_file:
                 self.streams.free("files", visit.caller.name)
-
-    def _refused(self, visit: Visit, refused: Refused) -> Response:
-        if refused.status == 401 and self.can_sign_in and visit.request.method in _SAFE:  # noqa: PLR2004
-            here = visit.here().removeprefix(visit.root)
-            return visit.go(SIGN_IN, to=here if visit.path != "/" else None)
-        return visit.fail(refused.status, refused.detail, refused.headers)
 
     async def _not_served(self, request: Request, error: Any) -> Response:
         visit = Visit(site=self, request=request, caller=_NOBODY)
