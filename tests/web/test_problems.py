@@ -127,8 +127,6 @@ def test_a_problem_says_whether_and_when_to_repeat_the_call(
          "The idempotency key was used before, for other content. Nothing was changed."),
         (errors.StoreUnavailable("secret:5432 cannot be reached", remedy="start secret"), 503,
          "The database did not execute a statement."),
-        (errors.StoreUnavailable("secret", refused=True), 422,
-         "The database did not execute a statement."),
         (errors.InvalidSettings("secret", "is secret", "secrets"), 500,
          "The configuration contradicts itself or has a value that cannot be used."),
         (errors.PermanentFailure("secret"), 500, "The provider will never accept this message."),
