@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 _WHOLE = "tests/acceptance/"
 APART = (
     "tests/simulation/test_simulation.py",
-    "tests/web/test_idempotency.py",
     "tests/web/test_openapi.py",
 )
 TYPE_COMMANDS = tuple(f"{_WHOLE}test_{name}.py" for name in ("demo", "tutorial", "up"))
