@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, ProgressColumn, Task, TextColumn
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from dispatcher.cli import output
@@ -17,7 +18,7 @@ from dispatcher.cli.app import AsJson, command, say_error
 from dispatcher.cli.progress import bar, say_stopped, terminated_like_interrupted
 from dispatcher.client import Dispatcher
 from dispatcher.errors import BatchRefused, DispatcherError, InvalidValue, SlotRefused, Unavailable
-from dispatcher.message import Message, OnConflict, Plan, Progress, Rejection, reason_of
+from dispatcher.message import OnConflict, Plan, Progress, Rejection, reason_of
 from dispatcher.submission.rows import (
     STANDARD_INPUT,
     BadRow,
@@ -84,60 +85,40 @@ def import_(
         longest = dispatcher.settings.body_max_bytes
         rows = read(source, written, channel=channel, campaign=campaign, longest=longest)
         job = ImportJob(dispatcher, rows, refused, on_conflict=on_conflict, lines=source.total)
-        work = job.plan if plan else job.submit_all if atomic else job.submit_each
-        failed = _run(job, work)
+        failed = job.run(plan=plan, atomic=atomic)
         if refused is not None and not failed:
             refused.finish()
-    if as_json:
-        output.as_object(job.data() | {"complete": failed == 0})
-    else:
-        _report(job)
+    data = job.data()
+    output.tell(data | {"complete": failed == 0}, _report(job, data), as_json=as_json)
     raise typer.Exit(failed or job.exit_code)
 
 
-def _run(job: ImportJob, work: Callable[[], None]) -> int:
-    try:
-        with terminated_like_interrupted(), job.bar:
-            work()
-    except (Unavailable, InvalidValue, KeyboardInterrupt) as error:
-        if isinstance(error, InvalidValue) and not job.answered:
-            raise
-        return say_stopped(error, job.how_to_go_on)
-    except OSError as error:
-        say_error(f"a file failed: {error.strerror}. {job.how_to_go_on}")
-        return 1
-    return 0
-
-
-def _report(job: ImportJob) -> None:
-    data = job.data()
+def _report(job: ImportJob, data: Mapping[str, Any]) -> RenderableType:
     would = "would be " if job.planned else ""
-    output.out.print(
-        f"{data['accepted']:,} {would}accepted ({data['known']:,} known before, "
-        f"{data['shifted']:,} shifted), {data['refused']:,} {would}refused"
-    )
+    known = f"{data['known']:,} known before, {data['shifted']:,} shifted"
+    refused = f"{data['refused']:,} {would}refused"
+    lines = [f"{data['accepted']:,} {would}accepted ({known}), {refused}"]
     if job.planned:
-        output.out.print("nothing was booked")
-        if job.planned.first_send_at:
-            first, last = data["first_send_at"], data["last_send_at"]
-            output.out.print(f"the first goes at {first}, the last at {last}")
-    if job.reasons:
-        rows = list(job.reasons.most_common())
-        output.out.print(output.listed(("reason", "rows"), rows, right=("rows",)))
+        lines.append("nothing was booked")
+        if data["first_send_at"]:
+            span = f"the first goes at {data['first_send_at']}, the last at {data['last_send_at']}"
+            lines.append(span)
     rejections = data.get("rejections", [])
-    for each in rejections[:_SHOWN]:
-        output.out.print(f"line {each['line']}: {each['error']}", soft_wrap=True)
+    after = [f"line {rejection['line']}: {rejection['error']}" for rejection in rejections[:_SHOWN]]
     if len(rejections) > _SHOWN:
-        output.out.print(f"and {len(rejections) - _SHOWN:,} more")
-    if job.refused is not None and job.refused.count:
-        output.out.print(f"the refused rows are in {job.refused.path}", soft_wrap=True)
+        after.append(f"and {len(rejections) - _SHOWN:,} more")
+    if data["rejected_file"]:
+        after.append(f"the refused rows are in {data['rejected_file']}")
+    reasons = list(job.reasons.most_common())
+    table = [output.listed(("reason", "rows"), reasons, right=("rows",))] if reasons else []
+    return Group(*lines, *table, *(Text(line, overflow="fold") for line in after))
 
 
 class ImportJob:
     """Submits or plans the rows of a file.
 
-    One batch of rows is in memory, with ``submit_all`` all rows. ``exit_code`` is that of the
-    refused rows, 0 without any; up to the line ``answered`` every row was answered.
+    One batch of rows is in memory, or all that are accepted as a whole. ``exit_code`` is that of
+    the refused rows, 0 without any.
     """
 
     def __init__(
@@ -149,106 +130,108 @@ class ImportJob:
         on_conflict: OnConflict | None,
         lines: int | None,
     ) -> None:
-        self.refused = refused
         self.planned: Plan | None = None
         self.reasons: Counter[str] = Counter()
         self.exit_code = 0
-        self.answered = 0
-        self.bar = bar(
-            BarColumn(),
-            TextColumn("{task.fields[accepted]:,} accepted, {task.fields[refused]:,} refused"),
-            _Rate(),
-        )
         self._dispatcher = dispatcher
         self._rows = rows
+        self._refused = refused
         self._on_conflict = on_conflict
-        self._task = self.bar.add_task("", total=lines, accepted=0, refused=0)
+        self._bar = bar()
+        self._task = self._bar.add_task("", total=lines)
         self._counted = Progress(0, 0, None)
         self._rejections: list[dict[str, Any]] = []
-        self._way: Literal["each", "whole", "plan"] = "each"
         self._read = 0
+        self._answered = 0
         self._bad = 0
         self._keyless = 0
+        self._is_plan = False
 
-    def submit_each(self) -> None:
+    def run(self, *, plan: bool, atomic: bool) -> int:
+        """Return 0, or the exit code of what stopped it."""
+        self._is_plan = plan
+        try:
+            with terminated_like_interrupted(), self._bar:
+                if plan:
+                    self._plan()
+                else:
+                    self._submit(atomic=atomic)
+        except (Unavailable, InvalidValue, KeyboardInterrupt) as error:
+            if isinstance(error, InvalidValue) and not self._answered:
+                raise
+            return say_stopped(error, self._how_to_go_on(atomic=atomic))
+        except OSError as error:
+            say_error(f"a file failed: {error.strerror}. {self._how_to_go_on(atomic=atomic)}")
+            return 1
+        return 0
+
+    def _submit(self, *, atomic: bool) -> None:
+        drafts: Iterable[DraftRow] = self._drafts()
+        whole: list[DraftRow] = []
+        if atomic:
+            drafts = whole = list(drafts)
+            if self._bad:
+                text = "nothing was accepted, because there are bad rows"
+                for row in whole:
+                    self._refuse(row.line, row.row, BatchRefused(0), text)
+                self._counted = Progress(0, len(whole), None)
+                return
         waiting: deque[DraftRow] = deque()
 
-        def drafts() -> Iterator[DraftRow]:
-            for row in self._drafts():
+        def noted() -> Iterator[DraftRow]:
+            for row in drafts:
                 waiting.append(row)
                 yield row
 
-        results = self._dispatcher.submit_many(
-            drafts(), on_conflict=self._on_conflict, progress=self._show
-        )
-        for result in results:
+        for result in self._dispatcher.submit_many(
+            noted(), on_conflict=self._on_conflict, atomic=atomic, progress=self._show
+        ):
             row = waiting.popleft()
-            self.answered = row.line
+            self._answered = row.line
             if isinstance(result, Rejection):
-                self._refuse(row.line, row.row, result.error)
+                error, text = result.error, ""
+                if isinstance(error, BatchRefused):
+                    line = whole[error.number].line
+                    text = f"nothing was accepted, because line {line} was refused"
+                self._refuse(row.line, row.row, error, text)
             elif row.idempotency_key is None:
                 self._keyless += 1
 
-    def submit_all(self) -> None:
-        self._way = "whole"
-        rows = list(self._drafts())
-        if self._bad:
-            text = "nothing was accepted, because there are bad rows"
-            for row in rows:
-                self._refuse(row.line, row.row, BatchRefused(0), text)
-            self._counted = Progress(0, len(rows), None)
-            return
-        results: list[Message | Rejection] = self._dispatcher.submit_many(
-            rows, on_conflict=self._on_conflict, atomic=True, progress=self._show
-        )
-        for row, result in zip(rows, results, strict=True):
-            if isinstance(result, Rejection):
-                text = str(result.error)
-                if isinstance(result.error, BatchRefused):
-                    line = rows[result.error.number].line
-                    text = f"nothing was accepted, because line {line} was refused"
-                self._refuse(row.line, row.row, result.error, text)
-
-    def plan(self) -> None:
-        self._way = "plan"
+    def _plan(self) -> None:
         self.planned = self._dispatcher.plan(
             self._drafts(), on_conflict=self._on_conflict, progress=self._show
         )
-        for each in self.planned.rejections:
-            if isinstance(each.draft, DraftRow):
-                self._refuse(each.draft.line, each.draft.row, each.error)
+        for rejection in self.planned.rejections:
+            if isinstance(rejection.draft, DraftRow):
+                self._refuse(rejection.draft.line, rejection.draft.row, rejection.error)
 
-    @property
-    def how_to_go_on(self) -> str:
-        if self._way == "plan":
-            return "Nothing was accepted; run it again."
-        if self._way == "whole":
+    def _how_to_go_on(self, *, atomic: bool) -> str:
+        if atomic:
             return "All rows were accepted, or none: check `dispatcher list` before a second run."
-        text = f"Of the rows up to line {self._read} some may be accepted. "
-        if self.answered:
-            text = f"The rows up to line {self.answered} were answered, o{text[1:]}"
-        text += "Run it again: rows with an idempotency_key are accepted once"
+        text = (
+            f"The rows up to line {self._answered} were answered, of the rows up to line "
+            f"{self._read} some may be accepted. Run it again: rows with an idempotency_key are "
+            "accepted once"
+        )
         if self._keyless:
             text += f"; {self._keyless} accepted rows have none, so take them out first"
         return f"{text}."
 
     def data(self) -> dict[str, Any]:
-        counted = self._counted
-        found: dict[str, Any] = {
+        counted, refused = self._counted, self._refused
+        data: dict[str, Any] = {
             "accepted": counted.accepted,
             "known": counted.known,
             "shifted": counted.shifted,
             "refused": counted.refused + self._bad,
             "reasons": dict(self.reasons.most_common()),
-            "rejected_file": None,
+            "rejected_file": str(refused.path) if refused and refused.count else None,
         }
-        if self.refused and self.refused.count:
-            found["rejected_file"] = str(self.refused.path)
         if self.planned is not None:
-            found["first_send_at"] = output.plain(self.planned.first_send_at)
-            found["last_send_at"] = output.plain(self.planned.last_send_at)
-            found["rejections"] = sorted(self._rejections, key=lambda each: int(each["line"]))
-        return found
+            data["first_send_at"] = output.plain(self.planned.first_send_at)
+            data["last_send_at"] = output.plain(self.planned.last_send_at)
+            data["rejections"] = sorted(self._rejections, key=itemgetter("line"))
+        return data
 
     def _drafts(self) -> Iterator[DraftRow]:
         for row in self._rows:
@@ -261,29 +244,20 @@ class ImportJob:
 
     def _refuse(self, line: int, row: Any, error: DispatcherError, text: str = "") -> None:
         if self.exit_code != _BAD:
-            self.exit_code = (
-                _SLOT_REFUSED if isinstance(error, SlotRefused | BatchRefused) else _BAD
-            )
+            of_slot = isinstance(error, SlotRefused | BatchRefused)
+            self.exit_code = _SLOT_REFUSED if of_slot else _BAD
         reason = reason_of(error)
         self.reasons[reason] += 1
         refused = {"line": line, "error": text or str(error), "reason": reason}
         if isinstance(error, SlotRefused):
             refused["next_slot"] = output.plain(error.next_slot)
-        if self.refused is not None:
-            self.refused.write(refused | {"row": row})
-        if self._way == "plan":
+        if self._refused is not None:
+            self._refused.write(refused | {"row": row})
+        if self._is_plan:
             self._rejections.append(refused)
 
     def _show(self, counted: Progress) -> None:
         self._counted = counted
-        self.bar.update(
-            self._task,
-            completed=self._read,
-            accepted=counted.accepted,
-            refused=counted.refused + self._bad,
-        )
-
-
-class _Rate(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        return Text(f"{task.speed:,.0f}/s" if task.speed else "")
+        refused = counted.refused + self._bad
+        text = f"{counted.accepted:,} accepted, {refused:,} refused"
+        self._bar.update(self._task, completed=self._read, description=text)

@@ -11,7 +11,6 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    ProgressColumn,
     TextColumn,
     TimeRemainingColumn,
 )
@@ -24,12 +23,16 @@ INTERRUPTED = 130
 """The exit code after an interruption."""
 
 
-def bar(*columns: str | ProgressColumn) -> Progress:
+def bar() -> Progress:
     """Return a progress bar on standard error; without a terminal it shows nothing."""
     console = Terminal(stderr=True)
-    usual = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    shown = (*(columns or usual), TimeRemainingColumn())
-    return Progress(*shown, console=console, disable=not console.is_terminal)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=console, disable=not console.is_terminal)
 
 
 def say_stopped(error: DispatcherError | KeyboardInterrupt, how_to_go_on: str) -> int:
