@@ -10,9 +10,10 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from secrets import token_hex
 from typing import Annotated, Any
 
@@ -100,36 +101,29 @@ def up() -> None:
                 f'--recipient {recipient} --text hello --send-in "5 seconds"',
                 soft_wrap=True,
             )
-        with page_beside(running, signs_in=True) as sentence, _shown(running) as show_more:
+        names = [name for name, each in running.channels.items() if each.transport == "console"]
+        log = running.data_dir / "logs" / "worker.log"
+        if names:
+            output.out.print(f"what goes to {', '.join(names)} is shown here, and kept in {log}")
+        with page_beside(running, signs_in=True) as sentence:
             if sentence is not None:
                 output.out.print(sentence, soft_wrap=True)
-            while not stopped.wait(_LOOK_SECONDS):
-                show_more()
+            for lines in _written_by(names, log):
+                for line in lines:
+                    output.out.print(line, soft_wrap=True)
+                if stopped.wait(_LOOK_SECONDS):
+                    break
         output.out.print("stopping …")
 
 
-@contextmanager
-def _shown(running: Settings) -> Iterator[Callable[[], None]]:
-    """Yield what prints, from the worker's log, what console channels have sent since then."""
-    names = [name for name, each in running.channels.items() if each.transport == "console"]
-    path = running.data_dir / "logs" / "worker.log"
-    if not names:
-        yield lambda: None
-        return
-    output.out.print(f"what goes to {', '.join(names)} is shown here, and kept in {path}")
-    starts = tuple(f"[{name}] to " for name in names)
+def _written_by(names: Sequence[str], path: Path) -> Iterator[list[str]]:
+    """Yield, each time, the lines that these console channels have written to a log since then."""
+    starts, rest = tuple(f"[{name}] to " for name in names), ""
     with path.open(errors="replace") as log:
         log.seek(0, os.SEEK_END)
-        rest = ""
-
-        def show_more() -> None:
-            nonlocal rest
+        while True:
             *lines, rest = (rest + log.read()).split("\n")
-            for line in lines:
-                if line.startswith(starts):
-                    output.out.print(line, soft_wrap=True)
-
-        yield show_more
+            yield [line for line in lines if line.startswith(starts)]
 
 
 @command(

@@ -15,7 +15,7 @@ from dispatcher.errors import InvalidValue, Unavailable, plain, quoted
 from dispatcher.limiters.permits import ChannelFill, Fills
 from dispatcher.message import Status
 from dispatcher.quota import CalendarLimit, Limit
-from dispatcher.reservation import QuotaTimeline, Terms, Timelines
+from dispatcher.reservation import Terms, Timelines
 from dispatcher.scope import Scope, of_channel, own_scope
 from dispatcher.settings import Settings
 from dispatcher.store.listing import Counts, DueByMinute, Figures, Load, Of, OverdueFigure
@@ -165,9 +165,11 @@ class Overviews:
 
     def read(self, *, since: timedelta) -> Overview:
         _check_length("since", since)
-        limits = signs = rejected = silence = None
+        signs: Mapping[Kind, tuple[Sign, ...]] = {}
+        limits = duties = rejected = silence = None
         try:
             signs = self.signs.read()
+            duties = tuple(map(self._duty, signs[Kind.DUTY]))
             rejected = self.signs.items_rejected()
             limits = self.fills.read()
         except Unavailable as error:
@@ -177,9 +179,9 @@ class Overviews:
             overdue=self.figures.overdue(),
             load=self.figures.load(),
             limits=limits,
-            workers=signs[Kind.WORKER] if signs else None,
-            beats=signs[Kind.BEAT] if signs else None,
-            duties=tuple(map(self._duty, signs[Kind.DUTY])) if signs else None,
+            workers=signs.get(Kind.WORKER),
+            beats=signs.get(Kind.BEAT),
+            duties=duties,
             items_rejected=rejected,
             silence=silence,
             pauses=tuple(self.pauses.in_force()),
@@ -221,11 +223,11 @@ class Overviews:
         )
 
     def vitals(self) -> Vitals:
-        duties = alive = None
+        duties, alive = None, dict[Kind, int]()
         with suppress(Unavailable):
             signs = self.signs.read()
-            duties = {each.name: each.age for each in signs[Kind.DUTY]}
-            alive = {kind: sum(each.is_alive for each in some) for kind, some in signs.items()}
+            duties = {sign.name: sign.age for sign in signs[Kind.DUTY]}
+            alive = {kind: sum(sign.is_alive for sign in some) for kind, some in signs.items()}
         counts = self.figures.counts(since=timedelta(0))
         overdue = self.figures.overdue()
         return Vitals(
@@ -238,8 +240,8 @@ class Overviews:
             overdue=overdue.many,
             longest_overdue=overdue.longest,
             duties=duties,
-            workers=alive[Kind.WORKER] if alive else None,
-            beats=alive[Kind.BEAT] if alive else None,
+            workers=alive.get(Kind.WORKER),
+            beats=alive.get(Kind.BEAT),
         )
 
     def tops(self, of: Of, *, within: timedelta, limit: int, by: By) -> Tops:
@@ -252,24 +254,18 @@ class Overviews:
             raise InvalidValue("limit", quoted(limit), f"1 to {_MOST}")
         candidates = limit if by == "messages" else max(limit, _CANDIDATES)
         busiest, complete = self.figures.busiest(of, within=within, limit=candidates)
-        fullest: dict[str, FullestQuota | None] = {}
-        silence = None
-        try:
-            for each in busiest:
-                fullest[each.name] = self._fullest(_scope(of, each.name), each.next_at, within)
-        except Unavailable as error:
-            silence = str(error)
-        tops = [
-            Top(
-                name=each.name,
-                messages=each.messages,
-                next_at=each.next_at,
-                fullest=fullest.get(each.name),
-            )
-            for each in busiest
-        ]
+        silence, tops = None, list[Top]()
+        for row in busiest:
+            fullest = None
+            try:
+                if silence is None:
+                    fullest = self._fullest(_scope(of, row.name), row.next_at, within)
+            except Unavailable as error:
+                silence = str(error)
+            top = Top(name=row.name, messages=row.messages, next_at=row.next_at, fullest=fullest)
+            tops.append(top)
         if by == "fill":
-            tops.sort(key=lambda each: each.fullest.fill if each.fullest else 0.0, reverse=True)
+            tops.sort(key=lambda top: top.fullest.fill if top.fullest else 0.0, reverse=True)
         return Tops(
             of=of, within=within, tops=tuple(tops[:limit]), complete=complete, silence=silence
         )
@@ -279,10 +275,19 @@ class Overviews:
             return None
         terms = Terms((scope,), self.settings.zone)
         [window] = self.timelines.windows(terms, start, start + within)
-        found = filter(None, map(_fullest_of, window.quotas))
+        fills = [
+            FullestQuota(
+                quota=str(quota.quota),
+                booked=fill.booked,
+                most=quota.quota.count,
+                at=fill.begins_at,
+            )
+            for quota in window.quotas
+            for fill in quota.fills
+        ]
         # A quota of one is full with a single message, so it ranks last; of two equally full quotas
         # the larger one ranks first.
-        return max(found, key=lambda each: (each.most > 1, each.fill, each.most), default=None)
+        return max(fills, key=lambda full: (full.most > 1, full.fill, full.most), default=None)
 
 
 def _outflow(
@@ -341,14 +346,6 @@ def _spare(limit: Limit | CalendarLimit, start_ms: int, number: int, gone: Seque
     else:
         since = number - -(-limit.length_ms // _MINUTE_MS) + 1
     return limit.count - (gone[-1] - gone[max(since, 0)])
-
-
-def _fullest_of(quota: QuotaTimeline) -> FullestQuota | None:
-    fill = max(quota.fills, key=lambda each: each.booked, default=None)
-    if fill is None:
-        return None
-    count = quota.quota.count
-    return FullestQuota(quota=str(quota.quota), booked=fill.booked, most=count, at=fill.begins_at)
 
 
 def _scope(of: Of, name: str) -> Scope:
