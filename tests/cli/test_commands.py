@@ -108,14 +108,6 @@ def test_submit_takes_every_option(house: House, run: Run) -> None:
     assert (data["expire_after"], moved.expire_after) == (600.0, timedelta(minutes=5))
 
 
-@pytest.mark.parametrize("text", ["[red]x", "[/]", "a[bold]b[/bold]"])
-def test_show_and_list_print_text_as_it_is(house: House, run: Run, text: str) -> None:
-    message = house.submit(text, body={"text": text}, send_in=timedelta(minutes=10))
-    for ran in (run("show", str(message.id)), run("list")):
-        assert ran.code == 0
-        assert text in ran.out
-
-
 @pytest.mark.parametrize("outcome", ["sent", "failed"])
 def test_control_characters_of_bodies_and_receipts_reach_no_terminal(
     house: House, run: Run, monkeypatch: pytest.MonkeyPatch, outcome: str

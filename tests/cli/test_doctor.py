@@ -13,10 +13,9 @@ from dispatcher.operations import verification
 from dispatcher.telemetry.liveness import Kind
 from dispatcher.times.send_time import to_ms
 from tests.cli.conftest import Run
-from tests.support.examining import doctor_for, note_at_work
+from tests.support.examining import note_at_work
 from tests.support.house import House
 from tests.support.migrations import REVISIONS
-from tests.support.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -154,16 +153,6 @@ def test_a_worker_starts_while_its_servers_are_away(
     assert run("doctor").code == 1
     assert run("worker").code == 0
     assert started == ["worker"]
-
-
-def test_a_doctor_closes_its_connections(house: House) -> None:
-    before = house.redis.info("clients")["connected_clients"]
-    seen = []
-    for _ in range(3):
-        with doctor_for(house.settings) as doctor:
-            doctor.examine()
-        seen.append(doctor)  # nothing is closed for want of a reference
-    wait_until(lambda: house.redis.info("clients")["connected_clients"] <= before)
 
 
 AT = "2028-01-01T11:11:11Z"

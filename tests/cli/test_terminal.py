@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from io import StringIO
 from uuid import UUID
 
 import pytest
-from rich.table import Table
-from rich.text import Text
 
-from dispatcher.cli.output import Terminal
 from dispatcher.operations import verification
 from tests.cli.conftest import Run
 from tests.support.house import House
@@ -17,20 +13,6 @@ from tests.support.soak import a_third_of
 
 EVIL = "\x1b]0;renamed\x07\x1b[2J\x9b31m\x85\u2028\u061c\u202ekcatta\u2069"
 OBEYED = set(EVIL) - set("]0;renamed[2Jm31kcatta")
-
-
-def table() -> Table:
-    found = Table(EVIL)
-    found.add_row(Text(EVIL))
-    return found
-
-
-@pytest.mark.parametrize("shown", [EVIL, Text(EVIL), table()], ids=["text", "styled", "table"])
-def test_control_characters_are_escaped_on_the_terminal(shown: object) -> None:
-    written = StringIO()
-    Terminal(file=written, width=300, color_system=None).print(shown, soft_wrap=True)
-    assert not OBEYED & set(written.getvalue())
-    assert r"\u001b" in written.getvalue()
 
 
 def test_status_top_and_verify_show_names_of_strangers(house: House, run: Run) -> None:
@@ -42,16 +24,6 @@ def test_status_top_and_verify_show_names_of_strangers(house: House, run: Run) -
     for command in (("status",), ("top",), ("windows", "verify"), ("doctor",)):
         ran = run(*command)
         assert not OBEYED & set(ran.out + ran.err), command
-
-
-def test_help_wraps_at_the_width_of_the_terminal_only(run: Run) -> None:
-    for command in ("import", "up"):
-        lines = run(command, "--help", columns=80).out.split("Arguments")[0].split("Options")[0]
-        sizes = [len(line.strip()) for line in lines.splitlines()]
-        starts = [each.strip() for each in lines.splitlines()]
-        for size, following in zip(sizes, starts[1:], strict=False):
-            first = following.split(" ")[0]
-            assert not size or not first or first[0] in "╭$" or size + 1 + len(first) > 76
 
 
 NAME = "someone.with.a.long.name@department.of.a.company.shop.example"

@@ -5,14 +5,9 @@ from __future__ import annotations
 import json
 import re
 from datetime import UTC, datetime, timedelta
-from io import StringIO
-from typing import Any
-from unittest.mock import patch
 
 import pytest
 
-from dispatcher.cli import output
-from dispatcher.cli.timeline import shown
 from dispatcher.times.send_time import as_text
 from tests.cli.conftest import Run
 from tests.support.house import House, house_on
@@ -20,16 +15,7 @@ from tests.support.house import House, house_on
 BERLIN = "Europe/Berlin"
 DAY = datetime(2028, 3, 25, 8, tzinfo=UTC)
 """The day before the clocks of Berlin go forward."""
-
-
-def lines_of(house: House, *, width: int = 80, **asked: Any) -> list[str]:
-    """Return a table as a terminal without colour shows it."""
-    text = StringIO()
-    found = house.dispatcher.timeline(**{"scope": "ada", "start": DAY, **asked})
-    terminal = output.Terminal(file=text, width=width, color_system=None)
-    with patch.object(output, "out", terminal):
-        terminal.print(shown(found))
-    return text.getvalue().splitlines()
+ADA = ("timeline", "ada", "--start", DAY.isoformat())
 
 
 def rows(lines: list[str]) -> dict[str, list[str]]:
@@ -49,8 +35,8 @@ def busy(house: House) -> House:
     return house
 
 
-def test_a_row_an_hour_with_counts_and_what_blocks(busy: House) -> None:
-    lines = lines_of(busy)
+def test_a_row_an_hour_with_counts_and_what_blocks(busy: House, run: Run) -> None:
+    lines = run(*ADA, columns=80).out.splitlines()
     found = rows(lines)
     assert max(map(len, lines)) <= 80
     assert found["10:00"] == ["2", "1/1-", "2/5", "2/10"]
@@ -59,42 +45,36 @@ def test_a_row_an_hour_with_counts_and_what_blocks(busy: House) -> None:
     assert "16:00" not in found or "x" not in "".join(found["16:00"])
     heading = next(line for line in lines if "1/minute" in line)
     assert heading.split() == ["from", "booked", "1/minute", "5/hour", "10/day"]
+    short = run(*ADA, "--zone", BERLIN, "--hours", "12").out.splitlines()
+    assert short[0] == f"ada  Sat 25 Mar 2028 09:00 to Sat 25 Mar 2028 21:00  {BERLIN}"
+    assert [rows(short)[at][0] for at in ("11:00", "11:30")] == ["1", "1"], "each half an hour"
 
 
-def test_the_next_free_slots_follow(busy: House) -> None:
-    lines = lines_of(busy, start=DAY + timedelta(hours=2))
+def test_the_next_free_slots_follow(busy: House, run: Run) -> None:
+    start = (DAY + timedelta(hours=2)).isoformat()
+    lines = run("timeline", "ada", "--start", start).out.splitlines()
     slots = lines[lines.index("next free slots") + 1 :]
     assert slots[0] == "  Sat 25 Mar 10:01:00  free until Sat 25 Mar 10:29:00.001"
     assert [line[13:21] for line in slots] == ["10:01:00", "10:31:00", "13:00:00", "15:01:00"]
 
 
-def test_quiet_hours_and_the_quotas_of_a_channel_are_shown(house: House) -> None:
+def test_quiet_hours_and_the_quotas_of_a_channel_are_shown(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sms = {
         "transport": "memory",
         "quotas": "40/hour",
         "recipient_quotas": "3/day in Europe/Berlin",
         "quiet_hours": "21:00-08:00",
     }
+    monkeypatch.setenv("DISPATCHER_CHANNELS", json.dumps({"sms": sms}))
     with house_on(house.server, house.url, clock=house.clock, channels={"sms": sms}) as other:
         other.submit(channel="sms", send_at=DAY)
-        lines = lines_of(other, width=200, channel="sms", zone=BERLIN)
+        lines = run(*ADA, "--channel", "sms", "--zone", BERLIN).out.splitlines()
     assert rows(lines)["22:00"][-2:] == ["quiet", "hours"]
-    text = " ".join(" ".join(lines).split())
-    assert "40/hour of channel.sms" in text
+    assert "40/hour of channel.sms" in " ".join(" ".join(lines).split())
     for count in ("1/3", "1/40", "1/10"):
         assert count in rows(lines)["09:00"]
-
-
-def test_the_command_prints_the_table(busy: House, run: Run) -> None:
-    ran = run("timeline", "ada", "--start", DAY.isoformat(), "--zone", BERLIN, "--hours", "12")
-    assert (ran.code, ran.err) == (0, "")
-    assert "next free slots" in ran.out
-    head = f"ada  Sat 25 Mar 2028 09:00 to Sat 25 Mar 2028 21:00  {BERLIN}"
-    assert ran.out.splitlines()[0] == head
-    found = rows(ran.out.splitlines())
-    assert [found[at][0] for at in ("11:00", "11:30")] == ["1", "1"], "a row each half an hour"
-    assert run("timeline", "ada").code == 0
-    assert run("timeline", "ada", "--days", "30", "--channel", "memory").code == 0
 
 
 def test_as_json_it_tells_everything(busy: House, run: Run) -> None:

@@ -434,15 +434,6 @@ def test_a_status_url_that_nobody_tells(house: House) -> None:
     assert examined(house)["work.notifications"].level is WARNING, "nobody will tell it"
 
 
-def test_messages_of_channels_that_nobody_knows(house: House) -> None:
-    messages = [house.submit(name, send_in=MINUTE) for name in ("ada", "ben", "cleo")]
-    house.change(messages[:2], channel="fax")
-    found = examined(house)["work.channels"]
-    assert found.level is WARNING
-    assert "fax (2)" in found.found
-    assert "ada" not in found.found
-
-
 def test_a_database_that_takes_no_rows_is_an_error(lone: House) -> None:
     pages = lone.parts.database.run(
         lambda each: each.exec_driver_sql("PRAGMA page_count").scalar_one()
@@ -616,21 +607,6 @@ def test_the_true_offset_lies_within_the_bounds(offset: timedelta, there: int, b
     line = Line(offset, there * MS, back * MS)
     found = measure(line.ask, line.clock)
     assert abs(found.ahead - offset) <= found.within <= (there + back + 2) * MS / 2
-
-
-def test_a_clock_that_is_set_while_it_is_measured_gives_the_narrowest_look() -> None:
-    line = Line(0 * MS, 10 * MS, 10 * MS)
-    asked = 0
-
-    def ask() -> datetime:
-        nonlocal asked
-        asked += 1
-        if asked == 2:
-            line._offset = 5 * SECOND
-        return line.ask()
-
-    found = measure(ask, line.clock)
-    assert found.within == 11 * MS
 
 
 @pytest.mark.parametrize(
