@@ -70,7 +70,12 @@ from dispatcher.submission.changes import NewTime
 from dispatcher.submission.erasure import Erased
 from dispatcher.submission.pipeline import LazyResults, OnProgress, Result
 from dispatcher.submission.story import Story
-from dispatcher.submission.validation import checked_scopes, known_channel, terms_for
+from dispatcher.submission.validation import (
+    checked_scopes,
+    known_channel,
+    own_hours,
+    terms_for,
+)
 from dispatcher.times import send_time
 from dispatcher.times.clock import Clock
 
@@ -818,8 +823,7 @@ class Dispatcher:
             channel=channel,
             scopes=checked_scopes(scopes, self.settings),
             zone=zone,
-            quiet_hours=quiet_hours,
-            send_window=send_window,
+            quiet_hours=own_hours(quiet_hours, send_window),
         )
         now = self._app.clock.now()
         if after is None:

@@ -5,13 +5,13 @@ Bodies are rendered from templates and validated by types before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import NamedTuple, get_args
+from typing import TYPE_CHECKING, NamedTuple, get_args
 from uuid import UUID
 
-from dispatcher.body_types import Channel
+from dispatcher.body_types import BodyType, Channel
 from dispatcher.channel import ChannelSettings, check_hours
 from dispatcher.errors import (
     InvalidDraft,
@@ -27,6 +27,7 @@ from dispatcher.message import (
     Body,
     Draft,
     Message,
+    OnConflict,
     OnUnknown,
     check_body,
     check_recipient,
@@ -43,11 +44,11 @@ from dispatcher.times.lengths import MILLISECOND
 from dispatcher.times.quiet_hours import NO_HOURS, Hours, read_hours
 from dispatcher.times.send_time import to_ms
 
+if TYPE_CHECKING:
+    from dispatcher.body_types import AnyBody
+
 Check = Callable[[str, str, Body], object]
 """Takes channel, recipient and body; raises InvalidDraft for a message that could never be sent."""
-
-
-_FIRST = send_time.from_ms(0)
 
 
 class ValidDraft(NamedTuple):
@@ -106,8 +107,9 @@ def validate(
     ``given_body`` is the body that the caller gave, where a type has made another one of it:
     repeated submits are compared by it, because a default of the type may differ each time.
     """
-    channel, key = known_channel(draft.channel, settings), draft.idempotency_key
-    recipient = settings.spellings.on(channel, check_recipient(draft.recipient))
+    channel_name, key = known_channel(draft.channel, settings), draft.idempotency_key
+    channel = settings.channels[channel_name]
+    recipient = settings.spellings.on(channel_name, check_recipient(draft.recipient))
     scope = scope_name(recipient) if draft.scope is None else check_text("scope", draft.scope)
     if key is not None:
         check_text("idempotency_key", key)
@@ -115,32 +117,38 @@ def validate(
         draft.body, max_bytes=settings.body_max_bytes, max_depth=settings.body_max_depth
     )
     scopes = checked_scopes(draft.scopes, settings)
+    if draft.quotas is not None:
+        _check_choice("quotas", draft.quotas, ("none",))
+        if channel.without_quotas == "never":
+            accepted = f"no value, or set channels.{channel_name}.without_quotas"
+            raise InvalidDraft("quotas", "this channel has no messages without quotas", accepted)
+        scopes[WITHOUT] = draft.quotas
+    quiet_hours = own_hours(draft.quiet_hours, draft.send_window)
     terms = terms_for(
         settings,
         scope=scope,
-        channel=channel,
+        channel=channel_name,
         scopes=scopes,
-        quotas=draft.quotas,
         zone=draft.zone,
-        quiet_hours=draft.quiet_hours,
-        send_window=draft.send_window,
+        quiet_hours=quiet_hours,
     )
-    if draft.quotas is not None:
-        scopes[WITHOUT] = draft.quotas
-    quiet_hours = own_hours(draft.quiet_hours, draft.send_window)
-    send_at, asked_time = _send_time(draft, now, settings.max_horizon)
+    send_at = _send_time(draft, now, settings.max_horizon)
     expires_at = None
     if draft.expires_at is not None:
         expires_at = _other_time(draft, draft.expires_at, "expires_at")
     farthest = now + settings.max_horizon
-    of_channel = settings.channels[channel]
-    expire_after = _expire_after(draft, of_channel, farthest)
-    on_unknown = of_channel.on_unknown if draft.on_unknown is None else _on_unknown(draft)
+    latest = _latest(draft, expires_at, now, farthest)
+    expire_after = _expire_after(draft, channel, farthest)
+    if draft.on_unknown is not None:
+        _check_choice("on_unknown", draft.on_unknown, get_args(OnUnknown))
     status_url = None if draft.status_url is None else _status_url(draft, settings)
     if draft.campaign is not None:
         check_text("campaign", draft.campaign, longest=MAX_CAMPAIGN)
     digest = None
     if key is not None:
+        time = send_at.isoformat()
+        if draft.send_in is not None:
+            time = f"in {draft.send_in // MILLISECOND} ms"
         # A template may have changed before a duplicate submit, so its name and data count.
         # Absent fields are left out, so that digests from before these fields existed hold.
         further = {
@@ -155,26 +163,22 @@ def validate(
             "campaign": draft.campaign,
         }
         digest = fingerprint(
-            channel=channel,
+            channel=channel_name,
             recipient=recipient,
             scope=scope,
             body=(body if given_body is None else given_body) if draft.template is None else None,
-            time=(
-                asked_time.isoformat()
-                if isinstance(asked_time, datetime)
-                else f"in {asked_time} ms"
-            ),
+            time=time,
             expires_at=expires_at,
             **{name: value for name, value in further.items() if value is not None},
         )
     return ValidDraft(
-        channel=channel,
+        channel=channel_name,
         recipient=recipient,
         scope=scope,
         body=body,
         body_json=body_json,
         send_at=send_at,
-        latest=_latest(draft, expires_at, farthest),
+        latest=latest,
         expires_at=expires_at,
         idempotency_key=key,
         fingerprint=digest,
@@ -182,7 +186,7 @@ def validate(
         scopes=scopes,
         zone=draft.zone,
         quiet_hours=quiet_hours,
-        on_unknown=on_unknown,
+        on_unknown=draft.on_unknown or channel.on_unknown,
         expire_after=expire_after,
         status_url=status_url,
         campaign=draft.campaign,
@@ -200,22 +204,18 @@ def judge_times(valid: ValidDraft, *, now: datetime) -> None:
         raise InvalidSendTime("latest", problem, "a later time")
 
 
-def _send_time(draft: Draft, now: datetime, farthest: timedelta) -> tuple[datetime, object]:
-    """Return the instant asked for, and the time in a form that a duplicate submit shares."""
-    if (draft.send_at is None) == (draft.send_in is None):
-        given = "neither" if draft.send_at is None else "both"
-        raise InvalidSendTime("send_at", f"{given} of send_at and send_in given", "one of them")
-    if draft.send_in is not None:
+def _send_time(draft: Draft, now: datetime, farthest: timedelta) -> datetime:
+    if draft.send_at is not None and draft.send_in is None:
+        name, send_at = "send_at", _other_time(draft, draft.send_at, "send_at")
+    elif draft.send_in is not None and draft.send_at is None:
         if draft.fold is not None:
             check_fold(draft.expires_at, draft.latest)
-        send_at = send_time.after(draft.send_in, now=now)
-        asked: object = draft.send_in // MILLISECOND
-        name = "send_in"
-    elif draft.send_at is not None:
-        send_at = send_time.parse(draft.send_at, zone=draft.zone, fold=draft.fold)
-        asked, name = send_at, "send_at"
+        name, send_at = "send_in", send_time.after(draft.send_in, now=now)
+    else:
+        given = "neither" if draft.send_at is None else "both"
+        raise InvalidSendTime("send_at", f"{given} of send_at and send_in given", "one of them")
     send_time.check_not_too_far(send_at, now=now, farthest=farthest, field=name)
-    return send_at, asked
+    return send_at
 
 
 def _expire_after(draft: Draft, channel: ChannelSettings, farthest: datetime) -> timedelta | None:
@@ -223,30 +223,18 @@ def _expire_after(draft: Draft, channel: ChannelSettings, farthest: datetime) ->
 
     ``farthest`` is the latest time at which the message may be booked.
     """
-    if draft.expire_after is not None and draft.expires_at is not None:
-        raise InvalidSendTime("expire_after", "given together with expires_at", "one of them")
     length = draft.expire_after
+    if length is not None and draft.expires_at is not None:
+        raise InvalidSendTime("expire_after", "given together with expires_at", "one of them")
     if length is None and draft.expires_at is None:
         length = channel.expire_after
     return None if length is None else send_time.length_until_expiry(length, farthest=farthest)
 
 
-def _on_unknown(draft: Draft) -> OnUnknown:
-    if not isinstance(draft.on_unknown, str) or draft.on_unknown not in get_args(OnUnknown):
-        raise InvalidDraft("on_unknown", quoted(draft.on_unknown), "'retry' or 'hold'")
-    return draft.on_unknown
-
-
-def _status_url(draft: Draft, settings: Settings) -> str | None:
-    if not settings.status_channel:
-        problem = "given, and no channel carries status webhooks"
-        raise InvalidDraft("status_url", problem, "no URL, or set status_channel in the settings")
-    return check_recipient(draft.status_url, name="status_url")
-
-
-def _latest(draft: Draft, expires_at: datetime | None, farthest: datetime) -> datetime | None:
-    if not isinstance(draft.on_conflict, str) or draft.on_conflict not in ("reject", "shift"):
-        raise InvalidDraft("on_conflict", quoted(draft.on_conflict), "'reject' or 'shift'")
+def _latest(
+    draft: Draft, expires_at: datetime | None, now: datetime, farthest: datetime
+) -> datetime | None:
+    _check_choice("on_conflict", draft.on_conflict, get_args(OnConflict))
     if draft.on_conflict == "reject":
         if draft.latest is not None:
             raise InvalidDraft("latest", "given without on_conflict='shift'", "no latest")
@@ -254,18 +242,30 @@ def _latest(draft: Draft, expires_at: datetime | None, farthest: datetime) -> da
     latest = farthest
     if draft.latest is not None:
         latest = min(_other_time(draft, draft.latest, "latest"), farthest)
-    if expires_at is None or expires_at < _FIRST:
-        return latest  # judge_times refuses an expiry that is past
-    return min(latest, expires_at - MILLISECOND)
+    if expires_at is not None:
+        latest = min(latest, max(expires_at, now) - MILLISECOND)
+    return latest
 
 
 def _other_time(draft: Draft, value: datetime | str, name: str) -> datetime:
     return send_time.parse(value, zone=draft.zone, fold=draft.fold, field=name)
 
 
+def _status_url(draft: Draft, settings: Settings) -> str:
+    if not settings.status_channel:
+        problem = "given, and no channel carries status webhooks"
+        raise InvalidDraft("status_url", problem, "no URL, or set status_channel in the settings")
+    return check_recipient(draft.status_url, name="status_url")
+
+
+def _check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    if not isinstance(value, str) or value not in choices:
+        raise InvalidDraft(name, quoted(value), " or ".join(map(repr, choices)))
+
+
 def check_fold(*times: datetime | str | None) -> None:
     """Refuse a fold beside ``send_in`` where it could belong to none of the other ``times``."""
-    if all(each is None for each in times):
+    if all(time is None for time in times):
         raise InvalidSendTime("fold", "given with send_in", "a fold for local times")
 
 
@@ -275,25 +275,20 @@ def terms_for(
     scope: str,
     channel: str | None,
     scopes: Mapping[str, str] | None = None,
-    quotas: object = None,
     zone: str | None = None,
     quiet_hours: str | None = None,
-    send_window: str | None = None,
 ) -> Terms:
     """Return the terms that judge a time, on a known channel or on none.
 
-    ``scopes`` are as :func:`checked_scopes` returns them.
+    ``scopes`` are as :func:`checked_scopes` returns them, ``quiet_hours`` as :func:`own_hours`.
     """
     if zone is not None:
         send_time.check_zone(zone)
-    if quotas is not None:
-        scopes = {WITHOUT: _no_quotas(quotas, channel, settings)}
-    if quiet_hours is None and send_window is None:
-        quiet = settings.channels[channel].quiet if channel is not None else None
+    if quiet_hours is not None:
+        quiet = read_hours(quiet_hours)
     else:
-        quiet = read_hours(own_hours(quiet_hours, send_window) or NO_HOURS)
-    kinds = settings.quotas_of
-    counts = counted(kinds, scope=scope, channel=channel or "", scopes=scopes)
+        quiet = settings.channels[channel].quiet if channel is not None else None
+    counts = counted(settings.quotas_of, scope=scope, channel=channel or "", scopes=scopes)
     return Terms(counts, zone or settings.zone, quiet)
 
 
@@ -314,11 +309,13 @@ def own_hours(quiet_hours: str | None, send_window: str | None) -> str | None:
     if isinstance(quiet_hours, str) and quiet_hours == NO_HOURS and send_window is None:
         return NO_HOURS
     try:
-        hours = _parsed(quiet_hours, "quiet_hours"), _parsed(send_window, "send_window")
-        check_hours(*hours)
+        quiet = None if quiet_hours is None else Hours.parse(quiet_hours)
+        window = None if send_window is None else Hours.parse(send_window, field="send_window")
+        check_hours(quiet, window)
     except InvalidValue as refused:
         raise InvalidDraft(refused.field, refused.problem, refused.accepted) from None
-    quiet = hours[1].complement if hours[1] else hours[0]
+    if window is not None:
+        quiet = window.complement
     return str(quiet) if quiet else NO_HOURS
 
 
@@ -343,19 +340,6 @@ def checked_scopes(scopes: object, settings: Settings) -> dict[str, str]:
     return checked
 
 
-def _no_quotas(quotas: object, channel: str | None, settings: Settings) -> str:
-    if not isinstance(quotas, str) or quotas != "none":
-        raise InvalidDraft("quotas", quoted(quotas), "'none', or no value for those that apply")
-    if channel is None or settings.channels[channel].without_quotas == "never":
-        accepted = f"no value, or set channels.{channel}.without_quotas"
-        raise InvalidDraft("quotas", "this channel has no messages without quotas", accepted)
-    return quotas
-
-
-def _parsed(text: str | None, name: str) -> Hours | None:
-    return None if text is None else Hours.parse(text, field=name)
-
-
 @dataclass(kw_only=True)
 class DraftValidator:
     """Judges every field of drafts, as the transports that carry them and their status do, too.
@@ -375,7 +359,7 @@ class DraftValidator:
         Raises InvalidDraft, and InvalidValue for a type or a template that cannot be used at all.
         """
         if not isinstance(draft, Draft):
-            raise InvalidDraft("draft", f"a {type(draft).__name__}", "a Draft")
+            raise InvalidDraft("draft", kind_of(draft), "a Draft")
         prepared, given_body = self._prepared(draft)
         valid = validate(prepared, settings=self.settings, now=now, given_body=given_body)
         self.check(valid.channel, valid.recipient, valid.body)
@@ -398,42 +382,36 @@ class DraftValidator:
 
         And the body that the caller gave, where a type has made another one of it.
         """
-        typed = draft.channel if isinstance(draft.channel, Channel) else None
-        if typed is not None:
-            draft = replace(draft, channel=typed.name)
+        own = None
+        if isinstance(draft.channel, Channel):
+            own = draft.channel.body_type
+            draft = replace(draft, channel=draft.channel.name)
         if draft.body is None or draft.template is not None or draft.data is not None:  # else as is
             draft = self.templates.fill(draft)
-        types = self.settings.body_types
-        general = types.of(draft.channel)
+        general = self.settings.body_types.of(draft.channel)
         body, given_body = draft.body, None
-        if body is None or (typed is None and general is None):
+        if body is None or (own is None and general is None):
             return draft, None
-        if typed is not None:
-            own = typed.body_type
-            if draft.template is None:
-                body, written = own.read(body)
-                given_body = self._as_given(draft.body)
-                given_body = written if given_body is None else given_body
-            else:
-                body = own.read_json(self._checked(body)[1])
-            if general is not None and general.type == own.type:
-                return replace(draft, body=body), given_body
-        if general is not None:
-            if isinstance(body, Mapping):
-                checked, text = self._checked(body)
-                given_body = checked if given_body is None else given_body
-                body = general.read_json(text)
-            else:
-                body, written = general.read(body)
-                given_body = written if given_body is None else given_body
+        if own is not None:
+            body, given_body = self._read(own, body, is_json=draft.template is not None)
+        if general is not None and (own is None or general.type != own.type):
+            body, written = self._read(general, body, is_json=isinstance(body, Mapping))
+            given_body = written if given_body is None else given_body
         return replace(draft, body=body), given_body
 
-    def _as_given(self, body: object) -> Body | None:
-        """Return a mapping as it was given; None where it is another value, or not all JSON."""
+    def _read(self, kind: BodyType, body: AnyBody, *, is_json: bool) -> tuple[Body, Body]:
+        """Return a body as its type reads it, and as it was given.
+
+        Where what was given is not all JSON, it is as the type writes it.
+        """
+        if is_json:
+            checked, text = self._checked(body)
+            return kind.read_json(text), checked
+        read, written = kind.read(body)
         try:
-            return self._checked(body)[0]
+            return read, self._checked(body)[0]
         except InvalidDraft:
-            return None
+            return read, written
 
     def _checked(self, body: object) -> tuple[Body, str]:
         most, depth = self.settings.body_max_bytes, self.settings.body_max_depth
