@@ -386,7 +386,7 @@ class Dispatcher:
     def _submit(self, draft: Draft, session: object) -> Message:
         app = self._app
         sink = app.own_transaction if session is None else app.callers_transactions.of(session)
-        return app.submitter.submit(draft, sink)
+        return app.submitter.submit(draft, sink).answer()
 
     @overload
     def submit_many(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING, ClassVar
 from uuid import UUID
 
@@ -35,7 +35,7 @@ from dispatcher.message import (
     new_ids,
     without_collector,
 )
-from dispatcher.reservation import BookingRequest, Slot, Submit, is_planned_id
+from dispatcher.reservation import BookingRequest, Slot, is_planned_id
 from dispatcher.settings import Settings
 from dispatcher.store.event_loop import beside_the_loop
 from dispatcher.store.messages import GivenUp
@@ -75,7 +75,8 @@ class Entry:
     the monotonic clock), ``addition`` when it is about to be stored. ``owned`` is the reservation
     that is released in the end; None where there is none, or its message is stored or may be.
     ``supersedes`` is the message that ended unsent and has the key. ``was_given_up``: its
-    reservation was released before it was stored, so that it is judged once more.
+    reservation was released before it was stored, so that it is judged once more. ``is_new``: its
+    message was stored by this submit, and not by an earlier one.
     """
 
     number: int
@@ -88,12 +89,7 @@ class Entry:
     booked_at: float = 0.0
     supersedes: UUID | None = None
     was_given_up: bool = False
-
-    @property
-    def is_new(self) -> bool:
-        """Whether its message was stored by this submit, and not by an earlier one."""
-        addition = getattr(self, "addition", None)  # unset before it is about to be stored
-        return addition is not None and self.result is addition.message
+    is_new: bool = False
 
     def answer(self) -> Message:
         result = self.result
@@ -101,27 +97,19 @@ class Entry:
             return result
         raise result or RuntimeError("a draft was not decided")
 
-    def request(self, message_id: UUID) -> BookingRequest:
-        valid, submit = self.valid, None
-        if valid.idempotency_key is not None:
-            fingerprint = valid.fingerprint or ""
-            submit = Submit(valid.idempotency_key, fingerprint, supersedes=self.supersedes)
-        return valid.request(message_id, submit)
-
 
 @dataclass(slots=True, eq=False)
 class Batch:
     """Drafts that go through the pipeline together.
 
-    ``atomic`` accepts all or none. ``open`` are the entries that are to be reserved, ``repeats``
-    those that wait for an earlier one with their key. ``booked`` have a reservation, the messages
-    of ``stored`` are stored under its id. ``refused`` are requests without a slot, to be noted.
+    ``atomic`` accepts all or none. ``open`` are the entries that are to be reserved, ``booked``
+    have a reservation, the messages of ``stored`` are stored under its id. ``refused`` are requests
+    without a slot, to be noted.
     """
 
     entries: list[Entry]
     atomic: bool = False
     open: list[Entry] = field(default_factory=list)
-    repeats: list[tuple[Entry, Entry]] = field(default_factory=list)
     booked: list[Entry] = field(default_factory=list)
     stored: list[Entry] = field(default_factory=list)
     refused: list[tuple[BookingRequest, SlotRefused]] = field(default_factory=list)
@@ -137,25 +125,6 @@ class Batch:
             if entry.result is None:
                 entry.result = BatchRefused(refused[0])
         return True
-
-    def left(self) -> list[Entry]:
-        """Return the entries to be judged once more.
-
-        Where the first draft with a key was refused, the key is free, and the next one is judged
-        on its own, as it would be in another batch.
-        """
-        for entry, first in self.repeats:
-            if isinstance(first.result, Message) and entry.result is None:
-                entry.result = first.result
-                if entry.valid.fingerprint != first.valid.fingerprint:
-                    key = entry.valid.idempotency_key or ""
-                    entry.result = IdempotencyConflict(key, first.result.id)
-        for entry in self.booked:
-            if isinstance(entry.result, GivenUp):
-                error = StoreUnavailable(entry.result.reason, remedy="submit it again")
-                entry.result = error if entry.was_given_up else None
-                entry.was_given_up = True
-        return [entry for entry in self.entries if entry.result is None]
 
 
 @dataclass(kw_only=True)
@@ -210,11 +179,8 @@ class Submitter:
     validator: DraftValidator
     spans: Spans | None = None
 
-    def submit(self, draft: Draft, sink: Sink) -> Message:
-        return self.entered(draft, sink).answer()
-
-    def entered(self, draft: Draft, sink: Sink) -> Entry:
-        """Accept one draft; return its entry, which tells whether its message is new."""
+    def submit(self, draft: Draft, sink: Sink) -> Entry:
+        """Accept one draft, or raise its refusal; the entry has the message."""
         entry = Entry(0, draft)
         try:
             if self.spans is None:
@@ -300,14 +266,19 @@ class Submitter:
         beside_the_loop(partial(self._validate, entries, now))
         while entries:
             batch = Batch(entries, atomic)
-            with _owned(batch, sink):
+            try:
                 self._recall(batch, sink, now)
                 self._reserve(batch, sink)
                 self._store(batch, sink)
+            finally:
+                unneeded = [entry.owned.booked for entry in batch.booked if entry.owned is not None]
+                if unneeded:
+                    sink.reservations.withdraw(unneeded)
             sink.enqueue(batch)
             if batch.refused:  # at the end, so that a slow Redis delays no message
                 sink.reservations.note(batch.refused)
-            entries = batch.left()
+            # Further drafts with a key find its message now, or that the key is free.
+            entries = [entry for entry in entries if entry.result is None]
 
     def _validate(self, entries: Iterable[Entry], now: datetime) -> None:
         for entry in entries:
@@ -332,7 +303,6 @@ class Submitter:
             if entry.result is not None:
                 continue
             if first is not entry:
-                batch.repeats.append((entry, first))
                 if batch.atomic and entry.valid.fingerprint != first.valid.fingerprint:
                     entry.result = IdempotencyConflict(entry.valid.idempotency_key or "", None)
                 continue
@@ -353,7 +323,10 @@ class Submitter:
         entries = [entry for entry in batch.open if entry.result is None]
         if batch.refuses_rest() or not entries:
             return
-        requests = list(map(Entry.request, entries, new_ids(len(entries))))
+        requests = [
+            entry.valid.request(message_id, supersedes=entry.supersedes)
+            for entry, message_id in zip(entries, new_ids(len(entries)), strict=True)
+        ]
         answers = sink.reservations.reserve(requests, grace=sink.grace)
         refused: list[tuple[Entry, BookingRequest]] = []
         for entry, request, answer in zip(entries, requests, answers, strict=True):
@@ -412,17 +385,11 @@ class Submitter:
                 entry.supersedes,
             )
         sink.store(batch)
-
-
-@contextmanager
-def _owned(batch: Batch, sink: Sink) -> Iterator[None]:
-    """Release in the end, also after an error, the reservations that no message needs."""
-    try:
-        yield
-    finally:
-        owned = [each.owned.booked for each in batch.booked if each.owned is not None]
-        if owned:
-            sink.reservations.withdraw(owned)
+        for entry in batch.booked:
+            if isinstance(entry.result, GivenUp):
+                error = StoreUnavailable(entry.result.reason, remedy="submit it again")
+                entry.result = error if entry.was_given_up else None
+                entry.was_given_up = True
 
 
 def _by_key(entries: Iterable[Entry]) -> dict[str, Entry]:
@@ -507,18 +474,16 @@ def compose(
 
 def _batches(drafts: Iterable[Draft]) -> Iterator[list[Entry]]:
     """Yield entries, numbered from 0, a batch at a time. Of long rows a batch has fewer."""
-    numbered = enumerate(drafts)
-    while entries := list(_until_heavy(islice(numbered, BATCH))):
-        yield entries
-
-
-def _until_heavy(numbered: Iterable[tuple[int, Draft]]) -> Iterator[Entry]:
+    entries: list[Entry] = []
     size = 0
-    for number, draft in numbered:
-        yield Entry(number, draft)
+    for number, draft in enumerate(drafts):
+        entries.append(Entry(number, draft))
         size += draft.size if isinstance(draft, DraftRow) else 0
-        if size >= _MOST_SIZE:
-            return
+        if len(entries) == BATCH or size >= _MOST_SIZE:
+            yield entries
+            entries, size = [], 0
+    if entries:
+        yield entries
 
 
 @dataclass(slots=True)

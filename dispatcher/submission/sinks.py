@@ -76,6 +76,8 @@ class OwnTransaction(Sink):
             _disown(booked)
             done = self.messages.add_together([entry.addition for entry in booked])
             batch.stored = booked if done else self._store_each(booked, perhaps_stored=done is None)
+        for entry in batch.stored:
+            entry.is_new = entry.result is entry.addition.message
         fault("submit.after_commit")
         if slow := self.reservations.slow(batch.stored):
             self._look_again(slow, keep=batch.atomic)
@@ -324,5 +326,4 @@ class DryRun(Sink):
             key, fingerprint = entry.valid.idempotency_key, entry.valid.fingerprint
             if key is not None and fingerprint is not None:
                 self._keys[key] = entry.slot.message_id, fingerprint
-            if entry.slot.is_duplicate:
-                del entry.addition  # another submit is about to store it
+            entry.is_new = not entry.slot.is_duplicate  # else another submit is about to store it

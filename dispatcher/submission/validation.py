@@ -82,11 +82,14 @@ class ValidDraft(NamedTuple):
     campaign: str | None = None
 
     def request(
-        self, message_id: UUID, submit: Submit | None = None, *, tail: str = ""
+        self, message_id: UUID, *, supersedes: UUID | None = None, tail: str = ""
     ) -> BookingRequest:
         """Return what is asked of the windows; ``tail`` is that of the present reservation."""
         asked_ms = to_ms(self.send_at)
         latest_ms = asked_ms if self.latest is None else max(asked_ms, to_ms(self.latest))
+        submit = None
+        if self.idempotency_key is not None:
+            submit = Submit(self.idempotency_key, self.fingerprint or "", supersedes=supersedes)
         return BookingRequest(message_id, self.terms, asked_ms, latest_ms, submit, tail)
 
     def expiry(self, send_at: datetime) -> datetime | None:

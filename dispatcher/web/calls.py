@@ -81,7 +81,7 @@ def submit(context: CallContext) -> Response:
     key, parts = caller.own_key(context.idempotency_key, KEY_HEADER), context.service.parts
     draft = caller.own(new.draft(key))
     with context.traced():
-        entry = parts.submitter.entered(draft, parts.own_transaction)
+        entry = parts.submitter.submit(draft, parts.own_transaction)
     message = entry.answer()
     root = context.request.scope.get("root_path", "")
     headers = {"Location": f"{root}/v1/messages/{message.id}"}

@@ -91,7 +91,7 @@ class HouseMachine(RuleBasedStateMachine):
             try:
                 message = self.house.parts.submitter.submit(
                     ask.draft(self.model.start), self.house.parts.own_transaction
-                )
+                ).answer()
             except DispatcherError as error:
                 self.check_error(ask, error, expected)
             else:

@@ -71,7 +71,8 @@ class Caller:
         begun = self._process.monotonic()
         self._tell("asks: submit", f"{draft.recipient} key {draft.idempotency_key}")
         try:
-            message = self._cases.submitter.submit(draft, self._cases.own_transaction)
+            entry = self._cases.submitter.submit(draft, self._cases.own_transaction)
+            message = entry.answer()
         except OutcomeUnknown as error:
             asked.told = "unknown"
             self._tell("is told", f"{type(error).__name__} {error.message_id}")
@@ -154,7 +155,7 @@ class Caller:
         for place, draft in enumerate(drafts):
             try:
                 sink = self._cases.callers_transactions.of(session)
-                messages[place] = self._cases.submitter.submit(draft, sink)
+                messages[place] = self._cases.submitter.submit(draft, sink).answer()
             except DispatcherError as error:
                 self._tell("is told", type(error).__name__)
             if not session.is_open:

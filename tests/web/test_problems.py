@@ -150,7 +150,7 @@ def test_a_caller_learns_that_it_may_ask_for_a_message_of_unknown_outcome(
 ) -> None:
     error = errors.OutcomeUnknown("broke", new_id())
     act = raising(error)
-    monkeypatch.setattr(house.parts.submitter, "entered", lambda *_: act())
+    monkeypatch.setattr(house.parts.submitter, "submit", lambda *_: act())
     answer = shop.post("/v1/messages", json=new())
     problem = answer.json()
     assert (answer.status_code, problem["message_id"]) == (500, str(error.message_id))
