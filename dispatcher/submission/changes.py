@@ -101,11 +101,14 @@ class Changes:
         if_unchanged: Message | None = None,
     ) -> Message:
         """Give a scheduled message another body, or one rendered from a template of its channel."""
+        found = None
         if if_unchanged is None:
-            found, message = None, self.messages.get(message_id)
+            message = self.messages.get(message_id)
         else:
-            found = unchanged(self.messages, message_id, if_unchanged)
+            found = self.messages.movable(message_id)
             message = found.message
+            if not is_unchanged(if_unchanged, message):
+                raise MessageChanged(message_id)
         if template is not None and message.channel not in self.settings.channels:
             raise UnknownChannel(message.channel, sorted(self.settings.channels))
         draft = Draft(
@@ -132,73 +135,66 @@ class Changes:
         self, message_id: UUID, new_time: NewTime, *, if_unchanged: Message | None = None
     ) -> Message:
         """Do :meth:`reschedule_many` for one, and raise what that would return."""
-        tokens = {}
-        if if_unchanged is not None:
-            found = self.messages.movable(message_id)
-            is_scheduled = found.message.status is Status.SCHEDULED
-            if is_scheduled and not is_unchanged(if_unchanged, found.message):
-                raise MessageChanged(message_id)
-            tokens[message_id] = found.token
-        [answer] = self.reschedule_many([message_id], new_time, tokens=tokens)
-        if isinstance(answer, DispatcherError):
-            raise answer
-        return answer
+        before = {} if if_unchanged is None else {message_id: if_unchanged}
+        [answer] = self.reschedule_many([message_id], new_time, if_unchanged=before)
+        return changed(answer)
 
     def reschedule_many(
         self,
         message_ids: Sequence[UUID],
         new_time: NewTime,
         *,
-        tokens: Mapping[UUID, int] = MappingProxyType({}),
+        if_unchanged: Mapping[UUID, Message] = MappingProxyType({}),
     ) -> list[ChangeResult]:
         """Move messages, each judged as if it had no reservation yet; return each or its refusal.
 
-        ``tokens``: messages whose move token is another one get MessageChanged.
-        They are moved in batches. Where Redis or the database does not answer, the rest is not
-        moved and gets the same error. After StoreUnavailable a message has the old time or the new
-        one, after another error the old one.
+        ``if_unchanged`` has messages as they were read, by id. They are moved in batches. Where
+        Redis or the database does not answer, the rest is not moved and gets the same error. After
+        StoreUnavailable a message has the old time or the new one, after another error the old one.
         """
         answers: dict[UUID, ChangeResult] = {}
         left = list(dict.fromkeys(message_ids))
         while left:
-            failed = self._move(left[:_AT_ONCE], new_time, tokens, answers)
+            failed = self._move(left[:_AT_ONCE], new_time, if_unchanged, answers)
             left = left[_AT_ONCE:]
             if failed is not None:
                 answers = dict.fromkeys(message_ids, failed) | answers
                 break
-        return [answers[each] for each in message_ids]
+        return [answers[message_id] for message_id in message_ids]
 
     def _move(
         self,
         message_ids: Sequence[UUID],
         new_time: NewTime,
-        tokens: Mapping[UUID, int],
+        if_unchanged: Mapping[UUID, Message],
         answers: dict[UUID, ChangeResult],
     ) -> Unavailable | None:
         """Fill in the answers of a batch; return the error that stopped it, or None."""
-        left = message_ids
+        left, tokens = message_ids, dict[UUID, int]()
         for number in range(1, _TRIES + 1):
             try:
-                moves = self._valid_moves(left, new_time, tokens, answers)
+                moves = self._valid_moves(left, new_time, if_unchanged, tokens, answers)
                 self.moves.move_many(moves)
                 self._replace_suppressed(moves)
             except StoreUnavailable as error:
                 return error
-            moved = [each.result for each in moves if isinstance(each.result, Message)]
+            moved = [move.result for move in moves if isinstance(move.result, Message)]
             for message in moved:
                 self.journal.tell(Transition.RESCHEDULED, message, send_at=message.send_at)
             self.enqueuer.enqueue(*moved)
-            left = []
+            left, failed = [], None
             for move in moves:
-                message_id = move.found.message.id
-                if move.result is None or (
-                    number < _TRIES and _is_in_its_own_way(message_id, move.result)
-                ):
+                message_id, result = move.found.message.id, move.result
+                # Another move of the message may hold a time there.
+                is_in_its_own_way = (
+                    isinstance(result, QuotaExceeded) and message_id in result.conflicting
+                )
+                if result is None or (is_in_its_own_way and number < _TRIES):
                     left.append(message_id)
                 else:
-                    answers[message_id] = move.result
-            failures = (each.result for each in moves if isinstance(each.result, Unavailable))
-            failed = next(failures, None)
+                    answers[message_id] = result
+                if isinstance(result, Unavailable):
+                    failed = failed or result
             if failed is not None or not left:
                 return failed
             self.clock.sleep(number * _BETWEEN_TRIES_SECONDS)
@@ -210,15 +206,21 @@ class Changes:
         self,
         message_ids: Sequence[UUID],
         new_time: NewTime,
-        tokens: Mapping[UUID, int],
+        if_unchanged: Mapping[UUID, Message],
+        tokens: dict[UUID, int],
         answers: dict[UUID, ChangeResult],
     ) -> list[Move]:
+        """Fill in the answers of what is refused, and the tokens of what was read first."""
         rows = self.messages.movables(message_ids)
         moves = []
         for message_id in message_ids:
+            row, before = rows.get(message_id), if_unchanged.get(message_id)
             try:
-                row = rows.get(message_id)
-                moves.append(self._valid_move(message_id, row, new_time, tokens.get(message_id)))
+                move = self._valid_move(message_id, row, new_time, before)
+                token = move.found.token
+                if before is not None and token != tokens.setdefault(message_id, token):
+                    raise MessageChanged(message_id)
+                moves.append(move)
             except DispatcherError as refused:
                 answers[message_id] = refused
         return moves
@@ -237,14 +239,14 @@ class Changes:
                     move.result = Suppressed(move.found.message.channel)
 
     def _valid_move(
-        self, message_id: UUID, found: Movable | None, new_time: NewTime, token: int | None
+        self, message_id: UUID, row: Movable | None, new_time: NewTime, before: Message | None
     ) -> Move:
-        if found is None:
+        if row is None:
             raise MessageNotFound(message_id)
-        message = found.message
+        message = row.message
         if message.status is not Status.SCHEDULED:
             raise TooLate(message_id, message.status)
-        if token not in (None, found.token):
+        if before is not None and not is_unchanged(before, message):
             raise MessageChanged(message_id)
         if message.scope == NO_SCOPE:
             raise InvalidDraft(
@@ -258,20 +260,14 @@ class Changes:
         judge_times(valid, now=now)
         if new_time.set_zone is None:  # also one that is known no more
             valid = valid._replace(zone=message.zone)
-        return Move(found, valid, is_guarded=token is not None)
+        return Move(row, valid, is_guarded=before is not None)
 
 
-def unchanged(messages: Messages, message_id: UUID, before: Message) -> Movable:
-    """Return a message with its token. Raises MessageChanged unless it is as it was before."""
-    found = messages.movable(message_id)
-    if not is_unchanged(before, found.message):
-        raise MessageChanged(message_id)
-    return found
-
-
-def _is_in_its_own_way(message_id: UUID, error: object) -> bool:
-    """Whether a move is refused because another move of the message holds a time there."""
-    return isinstance(error, QuotaExceeded) and message_id in error.conflicting
+def changed(answer: ChangeResult) -> Message:
+    """Return the message of a change that was made, or raise why it was not."""
+    if isinstance(answer, DispatcherError):
+        raise answer
+    return answer
 
 
 def _draft(message: Message, new_time: NewTime) -> Draft:
@@ -326,74 +322,62 @@ class Cancellation:
 
     def cancel(self, message_id: UUID, *, if_unchanged: Message | None = None) -> Message:
         """Do :meth:`cancel_many` for one, and raise what that would return."""
-        tokens = None
-        if if_unchanged is not None:
-            tokens = {message_id: unchanged(self.messages, message_id, if_unchanged).token}
-        [answer] = self.cancel_many([message_id], tokens=tokens)
-        if isinstance(answer, DispatcherError):
-            raise answer
-        return answer
+        before = {} if if_unchanged is None else {message_id: if_unchanged}
+        [answer] = self.cancel_many([message_id], if_unchanged=before)
+        return changed(answer)
 
     def cancel_many(
         self,
         message_ids: Sequence[UUID],
         *,
-        tokens: Mapping[UUID, int] | None = None,
+        if_unchanged: Mapping[UUID, Message] = MappingProxyType({}),
         because: str | None = None,
-    ) -> list[Message | DispatcherError]:
+    ) -> list[ChangeResult]:
         """Cancel messages, again or not, and release their reservations; return each or an error.
 
-        ``tokens``, if given, has the move token of every message: those that have another one get
-        MessageChanged. ``because`` becomes the ``last_error`` of the messages. Raises
-        StoreUnavailable: some may be cancelled; a repeated call returns which.
+        ``if_unchanged``, if given, has every message as it was read. ``because`` becomes the
+        ``last_error`` of the messages. Raises StoreUnavailable: some may be cancelled; a repeated
+        call returns which.
         """
-        answers: list[Message | DispatcherError] = []
+        results: list[ChangeResult] = []
         for start in range(0, len(message_ids), _AT_ONCE):
-            some = message_ids[start : start + _AT_ONCE]
-            found: dict[UUID, Movable] = {}
-            for token, these in _by_token(some, tokens).items():
-                result = self.messages.cancel(these, move_token=token, because=because)
-                found |= result.found
-                for each in result.found.values():
-                    if each.message.id in result.newly_cancelled:
-                        self.journal.tell(Transition.CANCELLED, each.message)
-                fault("cancel.after_rows")
-                # All, not only the new ones: a process that cancelled may have died before this.
-                self._release([
-                    each for each in result.found.values()
-                    if each.message.status is Status.CANCELLED
-                ])  # fmt: skip
-            answers += [_answer(each, found.get(each)) for each in some]
-        return answers
+            batch = message_ids[start : start + _AT_ONCE]
+            answers: dict[UUID, ChangeResult] = {}
+            by_token: dict[int | None, list[UUID]] = {}
+            if if_unchanged:
+                for message_id, row in self.messages.movables(batch).items():
+                    if is_unchanged(if_unchanged[message_id], row.message):
+                        by_token.setdefault(row.token, []).append(message_id)
+                    else:
+                        answers[message_id] = MessageChanged(message_id)
+            else:
+                by_token[None] = [*batch]
+            for token, ids in by_token.items():  # few: most messages never change
+                answers |= self._cancel(ids, token, because)
+            results += [answers.get(id_) or MessageNotFound(id_) for id_ in batch]
+        return results
 
-    def _release(self, cancelled: Sequence[Movable]) -> None:
+    def _cancel(
+        self, message_ids: Sequence[UUID], token: int | None, because: str | None
+    ) -> dict[UUID, ChangeResult]:
+        result = self.messages.cancel(message_ids, move_token=token, because=because)
+        answers: dict[UUID, ChangeResult] = {}
         requests = []
-        for message, _, tail, _ in cancelled:
+        for message_id, (message, _, tail, _) in result.found.items():
+            if message.status is Status.SCHEDULED:
+                answers[message_id] = MessageChanged(message_id)
+                continue
+            if message.status is not Status.CANCELLED:
+                answers[message_id] = TooLate(message_id, message.status)
+                continue
+            answers[message_id] = message
+            if message_id in result.newly_cancelled:
+                self.journal.tell(Transition.CANCELLED, message)
+            # Not only a new one: a process that cancelled may have died before this.
             scopes = scopes_of(message, self.settings)
             if scopes:  # a status message has none
-                requests.append(BookingRequest(message.id, Terms(scopes), 0, 0, tail=tail))
+                requests.append(BookingRequest(message_id, Terms(scopes), 0, 0, tail=tail))
+        fault("cancel.after_rows")
         if requests:
             self.reserver.withdraw(requests)
-
-
-def _by_token(
-    message_ids: Sequence[UUID], tokens: Mapping[UUID, int] | None
-) -> Mapping[int | None, Sequence[UUID]]:
-    """Return the ids by their move tokens: few groups, because most messages never change."""
-    if tokens is None:
-        return {None: message_ids}
-    groups: dict[int | None, list[UUID]] = {}
-    for each in message_ids:
-        groups.setdefault(tokens[each], []).append(each)
-    return groups
-
-
-def _answer(message_id: UUID, found: Movable | None) -> Message | DispatcherError:
-    if found is None:
-        return MessageNotFound(message_id)
-    status = found.message.status
-    if status is Status.SCHEDULED:
-        return MessageChanged(message_id)
-    if status is not Status.CANCELLED:
-        return TooLate(message_id, status)
-    return found.message
+        return answers

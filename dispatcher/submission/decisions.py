@@ -21,6 +21,7 @@ from dispatcher.settings import Settings
 from dispatcher.store.decisions import StoppedMessage, StoppedMessages
 from dispatcher.store.lists import Suppressions
 from dispatcher.store.messages import Messages
+from dispatcher.submission.changes import ChangeResult, changed
 from dispatcher.telemetry.journal import Journal, Transition
 
 _AT_ONCE = 500
@@ -51,9 +52,7 @@ class Decisions:
         """Do :meth:`retry_many` for one, and raise what that would return."""
         before = {} if if_unchanged is None else {message_id: if_unchanged}
         [answer] = self.retry_many([message_id], perhaps_sent=perhaps_sent, if_unchanged=before)
-        if isinstance(answer, DispatcherError):
-            raise answer
-        return answer
+        return changed(answer)
 
     def retry_many(
         self,
@@ -61,19 +60,19 @@ class Decisions:
         *,
         perhaps_sent: bool = False,
         if_unchanged: Mapping[UUID, Message] = MappingProxyType({}),
-    ) -> list[Message | DispatcherError]:
+    ) -> list[ChangeResult]:
         """Give failed messages further attempts, at once; return for each it or the refusal.
 
         ``if_unchanged`` has messages as they were read, by id. Where the outcome of the last
         attempt is unknown and its ``on_unknown`` is ``hold``, only ``perhaps_sent`` allows a second
         send. Raises StoreUnavailable: some may be retried; a repeated call returns which.
         """
-        answers: dict[UUID, Message | DispatcherError] = {}
+        answers: dict[UUID, ChangeResult] = {}
         left = list(dict.fromkeys(message_ids))
         while left:
             self._retry(left[:_AT_ONCE], perhaps_sent, if_unchanged, answers)
             left = left[_AT_ONCE:]
-        return [answers[each] for each in message_ids]
+        return [answers[message_id] for message_id in message_ids]
 
     def release(self, message_id: UUID, *, if_unchanged: Message | None = None) -> Message:
         """Give a held message one more attempt, or end it as expired past its expiry."""
@@ -110,53 +109,49 @@ class Decisions:
         message_ids: Sequence[UUID],
         perhaps_sent: bool,
         if_unchanged: Mapping[UUID, Message],
-        answers: dict[UUID, Message | DispatcherError],
+        answers: dict[UUID, ChangeResult],
     ) -> None:
         rows = self.stopped_messages.look(message_ids)
         recipients = {(row.message.recipient, row.message.channel) for row in rows.values()}
         suppressed = self.suppressions.among(recipients)
         retried: list[tuple[StoppedMessage, int]] = []
-        for each in message_ids:
-            row = rows.get(each)
-            refused = self._refusal(each, row, perhaps_sent, if_unchanged.get(each))
-            if refused is not None or row is None:
-                answers[each] = refused or MessageNotFound(each)
-            elif (row.message.recipient, row.message.channel) in suppressed:
-                answers[each] = Suppressed(row.message.channel)
+        for message_id in message_ids:
+            if message_id not in rows:
+                answers[message_id] = MessageNotFound(message_id)
+                continue
+            row = rows[message_id]
+            message = row.message
+            refusal = self._refusal(row, perhaps_sent, if_unchanged.get(message_id))
+            if refusal is None and (message.recipient, message.channel) in suppressed:
+                refusal = Suppressed(message.channel)
+            if refusal is not None:
+                answers[message_id] = refusal
             else:
-                retried.append((row, self.settings.channels[row.message.channel].max_attempts))
+                retried.append((row, self.settings.channels[message.channel].max_attempts))
         standing = self.stopped_messages.retry(retried) if retried else {}
         for before, _ in retried:
             message_id = before.message.id
             answers[message_id] = self._answer(before, standing.get(message_id))
 
     def _refusal(
-        self,
-        message_id: UUID,
-        found: StoppedMessage | None,
-        perhaps_sent: bool,
-        if_unchanged: Message | None,
+        self, row: StoppedMessage, perhaps_sent: bool, before: Message | None
     ) -> DispatcherError | None:
-        if found is None:
-            return MessageNotFound(message_id)
-        message = found.message
-        if if_unchanged is not None and not is_unchanged(if_unchanged, message):
-            return MessageChanged(message_id)
-        if message.status is not Status.FAILED or found.is_superseded or not message.recipient:
-            return _too_late(found)
-        if found.is_unknown and message.on_unknown == "hold" and not perhaps_sent:
+        message = row.message
+        if before is not None and not is_unchanged(before, message):
+            return MessageChanged(message.id)
+        if message.status is not Status.FAILED or row.is_superseded or not message.recipient:
+            return _too_late(row)
+        if row.is_unknown and message.on_unknown == "hold" and not perhaps_sent:
             return InvalidValue(
                 "perhaps_sent",
-                f"message {message_id} may have been sent, and must not go out twice",
+                f"message {message.id} may have been sent, and must not go out twice",
                 "true, to send it nevertheless",
             )
         if message.channel not in self.settings.channels:
             return UnknownChannel(message.channel, tuple(self.settings.channels))
         return None
 
-    def _answer(
-        self, before: StoppedMessage, now: StoppedMessage | None
-    ) -> Message | DispatcherError:
+    def _answer(self, before: StoppedMessage, now: StoppedMessage | None) -> ChangeResult:
         if now is None:
             return MessageNotFound(before.message.id)
         if now.is_superseded or not now.message.recipient:
@@ -166,17 +161,17 @@ class Decisions:
         self.journal.tell(Transition.RETRIED, now.message, attempt=now.message.attempt_count)
         return now.message
 
-    def _require_held(self, message_id: UUID, if_unchanged: Message | None) -> Message:
+    def _require_held(self, message_id: UUID, before: Message | None) -> Message:
         message = self.messages.get(message_id)
-        if if_unchanged is not None and not is_unchanged(if_unchanged, message):
+        if before is not None and not is_unchanged(before, message):
             raise MessageChanged(message_id)
         if message.status is not Status.HELD:
             raise TooLate(message_id, message.status, needs=Status.HELD)
         return message
 
 
-def _too_late(found: StoppedMessage) -> TooLate:
-    message = found.message
+def _too_late(row: StoppedMessage) -> TooLate:
+    message = row.message
     if not message.recipient:
         return TooLate(message.id, "erased")
     if message.status is Status.FAILED:

@@ -274,14 +274,12 @@ def test_messages_cancelled_before_the_store_failed_are_released(house: House) -
     """Messages of another move token are cancelled by a statement of their own."""
     one, other = house.submit("ada", send_at=LATER), house.submit("ben", send_at=LATER)
     house.dispatcher.update(other.id, body={"text": "edited"})
-    found = house.parts.messages.movables([one.id, other.id])
-    tokens = {each.id: found[each.id].token for each in (one, other)}
-    assert len({*tokens.values()}) == 2
+    before = {each.id: house.again(each) for each in (one, other)}
     parts = vars(house.parts.cancellation)
     failing = Between(house.parts.messages, before={"cancel": raising(StoreUnavailable("away"))})
     fail_from_now = {"cancel": lambda: parts.update(messages=failing)}
     parts["messages"] = Between(house.parts.messages, after=fail_from_now)
     with pytest.raises(StoreUnavailable):
-        house.parts.cancellation.cancel_many([*tokens], tokens=tokens)
+        house.parts.cancellation.cancel_many([*before], if_unchanged=before)
     assert house.again(one).status is Status.CANCELLED
     assert house.all_members() == {"ben": house.members("ben")}

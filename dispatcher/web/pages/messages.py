@@ -247,8 +247,8 @@ class Action(NamedTuple):
 
 
 def _cancel_many(visit: Visit, found: Sequence[Movable]) -> Sequence[Message | DispatcherError]:
-    tokens = {each.message.id: each.token for each in found}
-    return visit.parts.cancellation.cancel_many(list(tokens), tokens=tokens)
+    before = {row.message.id: row.message for row in found}
+    return visit.parts.cancellation.cancel_many(list(before), if_unchanged=before)
 
 
 def _reschedule_many(visit: Visit, found: Sequence[Movable]) -> Sequence[Message | DispatcherError]:
@@ -260,13 +260,13 @@ def _reschedule_many(visit: Visit, found: Sequence[Movable]) -> Sequence[Message
         time = {"later": parse_length(later, "later")}
     else:
         time = {"send_at": visit.time_of(visit.form["send_at"], "send_at"), "zone": visit.zone}
-    tokens = {each.message.id: each.token for each in found}
+    before = {row.message.id: row.message for row in found}
     new_time = NewTime(on_conflict="shift" if visit.form.is_on("shift") else "reject", **time)
-    return visit.parts.changes.reschedule_many(list(tokens), new_time, tokens=tokens)
+    return visit.parts.changes.reschedule_many(list(before), new_time, if_unchanged=before)
 
 
 def _retry_many(visit: Visit, found: Sequence[Movable]) -> Sequence[Message | DispatcherError]:
-    before = {each.message.id: each.message for each in found}
+    before = {row.message.id: row.message for row in found}
     return visit.parts.decisions.retry_many(
         list(before), perhaps_sent=visit.form.is_on("perhaps_sent"), if_unchanged=before
     )
