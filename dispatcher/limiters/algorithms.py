@@ -84,14 +84,12 @@ class Bindable(ABC):
         """Return the limiter of these limits on a Redis; nothing is sent yet.
 
         ``prefix`` begins every Redis key. The keys of one caller's key share a slot of Redis
-        Cluster; with a ``tag`` all keys do, so that one call may name several. ``on_error`` says
-        what happens where Redis does not answer: with ``"raise"`` LimitersUnavailable is raised;
-        with ``"unknown"`` the state of the decision is ``unknown``, and blocks and decorated
-        functions raise; with ``"allow"`` the state is ``unknown``, too, and all is allowed.
-        ``remember`` (1 s to one day) is how long at least a repeated call is recognised by its
-        permit id: longer than the client's retries may take. None remembers nothing: no second
-        key, but a call that redis-py repeats takes its permits again. ``clock`` measures waits; by
-        default it is the machine's.
+        Cluster; with a ``tag`` all keys do, so that one call may name several. Where Redis does not
+        answer, ``on_error="raise"`` raises LimitersUnavailable. With ``"unknown"`` and ``"allow"``
+        the state of the decision is ``unknown``; only the latter allows, blocks and decorated
+        functions too. ``remember`` (1 s to one day) is how long at least a repeated call is
+        recognised by its permit id: longer than the client's retries may take. With None a call
+        that redis-py repeats takes its permits again. ``clock`` measures waits.
         """
         if not isinstance(client, Client | AsyncClient) or isinstance(client, _PIPELINES):
             raise InvalidValue("client", kind_of(client), _CLIENTS)
@@ -110,10 +108,7 @@ class Bindable(ABC):
 
 
 class Algorithm(Bindable):
-    """A limit, by one algorithm: a plain value without a connection.
-
-    Equal ones count together where prefix, tag and key are the same.
-    """
+    """A limit by one algorithm. Equal ones with equal prefix, tag and key count together."""
 
     kind: ClassVar[str]
     """Name of the algorithm's part in ``limiters/lua``."""
@@ -182,22 +177,19 @@ class Algorithm(Bindable):
         return self.numbers
 
 
-def check_count(count: int) -> None:
-    """Raise InvalidValue unless a limit can have that count."""
+def _check_count(count: int) -> None:
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= Limit.MOST:
         raise InvalidValue("count", quoted(count), f"a whole number from 1 to {Limit.MOST}")
 
 
 @dataclass(frozen=True)
 class CountPerLength(Algorithm):
-    """At most ``count`` permits per ``period``.
+    """At most ``count`` permits, 1 to 10,000,000, per ``period``.
 
     ``period`` is a timedelta of 10 ms to 366 days or a unit such as ``"minute"``, which is stored
-    as its timedelta (a year: 365 days). ``count`` is a whole number from 1 to
-    10,000,000. Limits that shall not count together though they are equal have different names, of
-    1 to 64 letters, digits and any of ``_.-``. A name belongs to one algorithm and one period:
-    limits share what they count where these are the same, also when their counts differ. Raises
-    InvalidValue.
+    as its timedelta (a year: 365 days). A ``name`` of 1 to 64 letters, digits and any of ``_.-``
+    separates a limit from its equals. Limits of one name, algorithm and period share what they
+    count, also when their counts differ. Raises InvalidValue.
     """
 
     count: int
@@ -207,7 +199,7 @@ class CountPerLength(Algorithm):
     def __post_init__(self) -> None:
         object.__setattr__(self, "period", plain(self.period))
         object.__setattr__(self, "period", self._normal_period())
-        check_count(self.count)
+        _check_count(self.count)
         super().__post_init__()
 
     @classmethod
@@ -246,15 +238,14 @@ class CountPerLength(Algorithm):
 
 @dataclass(frozen=True)
 class FixedWindow(CountPerLength):
-    """At most ``count`` permits per window.
+    """At most ``count`` permits per window. Up to twice as many may lie around the end of a window.
 
     A window opens with the first permit and ends one ``period`` later. With ``align``, the name of
     a zone, windows follow its clocks: ``FixedWindow(5, "day", align="Asia/Shanghai")``. ``period``
     is then a unit, also ``"month"`` or ``"year"`` of the calendar, or a timedelta of whole seconds:
     windows of 15 minutes begin on the quarters of an hour, and all that fill no day evenly are
-    counted from a Monday at midnight. Days have 23 or 25 hours where clocks change. The cheapest
-    algorithm, and a coarse one: up to twice ``count`` permits may lie close together around the end
-    of a window. Raises InvalidValue.
+    counted from a Monday at midnight. Days have 23 or 25 hours where clocks change. Raises
+    InvalidValue.
     """
 
     align: str | None = None
@@ -300,7 +291,7 @@ class FixedWindow(CountPerLength):
     def words(self, now_ms: int, further: int = 0) -> Sequence[str | int | bytes]:
         """Return its count, and its period or, with a zone, the bounds of the windows around then.
 
-        Those are the present one, the one before and two after, and as many more as turns need.
+        Those are the present one, the one before, two after, and the further ones.
         """
         if self.align is None:
             return super().words(now_ms)
@@ -321,11 +312,10 @@ class FixedWindow(CountPerLength):
     def __str__(self) -> str:
         if self.align is None:
             return super().__str__()
-        if isinstance(self.period, str):
-            return f"{self.count}/{self.period} in {self.align}"
-        if self.length_ms == UNIT_MS["year"]:
-            return f"{self.count}/365 day in {self.align}"
-        return f"{Limit(self.count, self.length_ms)} in {self.align}"
+        text = f"{self.count}/{self.period}"
+        if isinstance(self.period, timedelta):
+            text = str(Limit(self.count, self.length_ms)).replace("/year", "/365 day")
+        return f"{text} in {self.align}"
 
 
 @lru_cache(maxsize=1 << 10)
@@ -340,11 +330,10 @@ def _around(period: Period, zone: str, begins_ms: int, windows: int) -> bytes:
 
 @dataclass(frozen=True)
 class CounterPerKey(CountPerLength):
-    """At most ``count`` permits per window; the key's expiry is the window.
+    """Decides as a :class:`FixedWindow` without ``align``; the key's expiry is the window.
 
-    Opens with the first permit, as :class:`FixedWindow` does, and like it lets up to twice
-    ``count`` through around the end of a window. Its state is a number that ``GET`` shows, in
-    one key and as little memory as Redis can use. Its time is that of Redis's expiry.
+    Its state is a number that ``GET`` shows, in as little memory as Redis can use. Its time is that
+    of Redis's expiry.
     """
 
     kind: ClassVar[str] = "counter_per_key"
@@ -354,9 +343,9 @@ class CounterPerKey(CountPerLength):
 class SlidingLog(CountPerLength):
     """At most ``count`` permits within any span shorter than ``period``.
 
-    The time of every permit is a member of a ZSET, under its id. So an id is known, and can be
-    returned, for a whole period. The price is memory: 25 bytes a permit while there are
-    at most 128, 110 beyond. :class:`SlidingList` decides the same in a fraction of it.
+    The time of every permit is a member of a ZSET, under its id, which is known, and can be
+    returned, for a whole period. It takes 25 bytes a permit while there are at most 128, 110
+    beyond. :class:`SlidingList` decides the same in a fraction of it.
     """
 
     kind: ClassVar[str] = "sliding_log"
@@ -366,11 +355,10 @@ class SlidingLog(CountPerLength):
 
 @dataclass(frozen=True)
 class SlidingList(CountPerLength):
-    """At most ``count`` permits within any span shorter than ``period``.
+    """Decides as :class:`SlidingLog` does, call for call, in about 10 bytes a permit.
 
-    Decides as :class:`SlidingLog` does, call for call. Only times are stored, about 10 bytes a
-    permit, and the N-th oldest is compared: the same work for any ``count``. Ids are remembered
-    for as long as ``remember`` says, and for so long they can be returned.
+    Only times are stored, and the N-th oldest is compared: the same work for any ``count``. Permits
+    can be returned for as long as ``remember`` says.
     """
 
     kind: ClassVar[str] = "sliding_list"
@@ -383,10 +371,9 @@ class SlidingCounter(CountPerLength):
 
     Time is cut into stretches of one period. Permits of the present stretch count whole, those of
     the previous one by the part of it that the last period still covers, as if they had been
-    spread evenly. Never more than ``count`` in one stretch, and never more than twice ``count``
-    less one within any period; it comes near that only when the permits of one stretch came at its
-    end and those of the next at its end too. When they came at its beginning, it refuses what would
-    fit. Raises InvalidValue where count times period in ms is 2^53 or more.
+    spread evenly. Never more than ``count`` in one stretch, and than twice ``count`` less one
+    within any period. When permits came at the beginning of a stretch, it refuses what would fit.
+    Raises InvalidValue where count times period in ms is 2^53 or more.
     """
 
     kind: ClassVar[str] = "sliding_counter"
@@ -403,9 +390,8 @@ class GCRA(CountPerLength):
     """``count`` permits per ``period``, evenly spaced, with ``max_burst`` more at once.
 
     The generic cell rate algorithm, as redis-cell counts: an idle caller may take ``max_burst`` + 1
-    at once, and then one every period / count. Without a burst every permit lies period / count
-    after the one before. Two numbers a key, whatever ``count`` is. Raises InvalidValue for a burst
-    so large that the arithmetic would not be exact.
+    at once, and then one every period / count. Raises InvalidValue for a burst so large that the
+    arithmetic would not be exact.
     """
 
     max_burst: int = 0
@@ -458,10 +444,9 @@ class GCRA(CountPerLength):
 class Concurrency(Algorithm):
     """At most ``count`` permits in use at the same time.
 
-    Each is a hold. It ends when it is returned, or by itself after ``hold`` (10 ms to one day)
-    unless it is renewed: so the hold of a process that crashed ends too. ``Limiter.permit`` renews
-    and ends holds by itself. ``retry_after`` is an upper bound: when the next hold ends unless it
-    is returned before. Raises InvalidValue.
+    Each is a hold, which ends when it is returned, or after ``hold`` (10 ms to one day) unless it
+    is renewed, as ``Limiter.permit`` does. ``retry_after`` is an upper bound: when the next hold
+    ends unless it is returned before. Raises InvalidValue.
     """
 
     count: int
@@ -473,7 +458,7 @@ class Concurrency(Algorithm):
     knows_permits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_count(self.count)
+        _check_count(self.count)
         length_ms(self.hold, "hold", least=10, most=_LONGEST_HOLD_MS)
         super().__post_init__()
 
@@ -500,9 +485,8 @@ class Concurrency(Algorithm):
 class CoolDown(Algorithm):
     """Gives every permit unless it is closed, and then none until that time is over.
 
-    ``close`` closes a key for all processes at once, for instance when a provider answers
-    ``Retry-After``. Closed twice, the later time holds; ``reset`` opens it. It counts nothing:
-    ``limit`` and ``remaining`` are 0. Raises InvalidValue.
+    ``close`` closes a key for all processes at once; closed twice, the later time holds. ``reset``
+    opens it. It counts nothing: ``limit`` and ``remaining`` are 0. Raises InvalidValue.
     """
 
     name: str | None = None
@@ -531,19 +515,17 @@ class Limits(Bindable):
         accepted = "limits such as FixedWindow(5, 'minute'), at least one"
         if not isinstance(self.limits, Sequence) or not self.limits:
             raise InvalidValue("limits", quoted(self.limits), accepted)
-        single: list[Algorithm | Limits] = []
-        for each in self.limits:
-            if not isinstance(each, Algorithm | Limits):
-                raise InvalidValue("limits", quoted(each), accepted)
-            single += each.limits if isinstance(each, Limits) else [each]
-        object.__setattr__(self, "limits", tuple(single))
+        for limit in self.limits:
+            if not isinstance(limit, Bindable):
+                raise InvalidValue("limits", quoted(limit), accepted)
+        object.__setattr__(self, "limits", self.parts)
 
     @property
     def parts(self) -> tuple[Algorithm, ...]:
-        return tuple(part for each in self.limits for part in each.parts)
+        return tuple(part for limit in self.limits for part in limit.parts)
 
     def __str__(self) -> str:
-        return "; ".join(str(each) for each in self.limits)
+        return "; ".join(map(str, self.limits))
 
 
 def parse(text: str) -> CountPerLength | Limits:
@@ -556,8 +538,8 @@ def parse(text: str) -> CountPerLength | Limits:
     """
     if not isinstance(text, str):
         raise InvalidValue("limit", quoted(text), _ACCEPTED)
-    each = [_parsed(one) for one in _BETWEEN.split(text)]
-    return each[0] if len(each) == 1 else Limits(each)
+    limits = [_parsed(part) for part in _BETWEEN.split(text)]
+    return limits[0] if len(limits) == 1 else Limits(limits)
 
 
 def _parsed(text: str) -> CountPerLength:

@@ -46,9 +46,8 @@ class _PooledCalls:
     def open(self) -> bool:
         """Whether commands may go past the client's ``execute_command``.
 
-        Not for a cluster or a subclass, nor with a connection or a cache of the client's own, nor
-        where something traces, measures or replaces the client's commands, nor with an older
-        redis-py.
+        Not for a cluster, a subclass, or a client with a connection or a cache of its own, nor
+        where something traces, measures or replaces its commands.
         """
         return (
             self._possible
@@ -93,9 +92,9 @@ class DirectCalls(_PooledCalls):
 
         ``is_new``: the id was made for this call, so that no earlier call can have used it.
 
-        It is repeated on the same connection, after the same faults and as often as redis-py would.
-        It may have taken its permits, so its id is not new any more. Raises the errors of redis-py.
-        No reply stays unread on a connection, whatever happens.
+        It is repeated after the same faults and as often as redis-py would. It may have taken its
+        permits, so its id is not new any more. No reply stays unread on a connection. Raises the
+        errors of redis-py.
         """
         command = self.command(key, n, permit, is_new)
         pool = self._client.connection_pool

@@ -65,12 +65,11 @@ class Limiter(Operations):
         """Take ``n`` permits from every limit, or none from any.
 
         More than a limit ever gives at once is refused with the state ``oversized``; 0 is allowed
-        and takes nothing. Of limits that keep each permit at most 1,000 can be asked for.
-
-        Asked again under the same ``permit`` id while it is remembered, they are granted again
-        and counted once; a hold that has ended since must be free again, and is taken anew.
-        With ``wait`` it returns when they are granted; with a ``timeout`` in seconds also as
-        soon as it is certain that they will not be in time.
+        and takes nothing. Of limits that keep each permit at most 1,000 can be asked for. Asked
+        again under the same ``permit`` id while it is remembered, they are granted again and
+        counted once; a hold that has ended since must be free again, and is taken anew. With
+        ``wait`` it returns when they are granted; with a ``timeout`` in seconds also as soon as it
+        is certain that they will not be in time.
         """
         return self._run(self._acquire(keys, n, permit, wait, timeout))
 
@@ -133,10 +132,8 @@ class Limiter(Operations):
         """Run a block with permits, and never without.
 
         Raises LimitReached when there are none, and LimitersUnavailable for a Redis that does not
-        answer, unless ``on_error`` allows what cannot be asked.
-
-        Holds are renewed while the block runs and end with it; other permits stay taken, whatever
-        the block raises.
+        answer, unless ``on_error`` allows what cannot be asked. Holds are renewed while the block
+        runs and end with it; other permits stay taken, whatever the block raises.
         """
         permit = new_id()
         decision = self._run(self._enter(keys, n, permit, wait, timeout))

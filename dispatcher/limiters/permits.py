@@ -98,9 +98,9 @@ class _LogKind:
     """What the logs of one kind have in common.
 
     ``reach`` is the name under which the epoch says how far back they reach, where that is further
-    than these limits need. Where a log ``gives_turns`` a request that it refuses has its turn after
-    ``retry_after``, behind all that were refused before. Its message should come back then; one
-    that does not keeps others waiting, until a minute after its turn at most.
+    than these limits need. Where a log ``gives_turns`` a refused request has its turn after
+    ``retry_after``, behind all that were refused before; one that does not come then keeps others
+    waiting, for a minute at most.
     """
 
     def __init__(
@@ -131,11 +131,10 @@ def reaches_ms(
 
 
 class Permits:
-    """Takes a permit for each send from the limits of its scope and of its channel.
+    """Takes a permit for each send from the limits of its scope, if it has one, and its channel.
 
-    Those of its channel alone where its scope is ``NO_SCOPE``. ``clock`` only guesses in which
-    calendar periods the time of Redis lies. Raises LimitersUnavailable whenever Redis cannot be
-    trusted to answer.
+    ``clock`` only guesses in which calendar periods the time of Redis lies. Raises
+    LimitersUnavailable whenever Redis cannot be trusted to answer.
     """
 
     def __init__(
@@ -173,8 +172,8 @@ class Permits:
 
         In one shard one script decides. Of several, scopes are asked before the channel, with one
         script in each shard, in one round trip to each node. A process that dies in between leaves
-        permits of scopes that are not used. They count as if they were used at the end of that
-        time: until they are too old, their scopes are limited more strictly, and never less.
+        permits of scopes that are not used: until these are too old, their scopes are limited more
+        strictly, and never less.
         """
         answers: dict[int, PermitAnswer] = {}
         undecided = dict(enumerate(map(self._legs, permits)))
