@@ -44,13 +44,7 @@ from dispatcher.transports.webhook_urls import Addresses, LoopbackAddresses, Rea
 PAYLOAD_VERSION = 1
 _SHARE_OF_TIMEOUT = 0.95
 """What a request may take of the timeout; the rest is for what lies around it."""
-_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-_HEADER_VALUE = re.compile(r"[!-~]([ -~]*[!-~])?")
-_OURS = {
-    "accept-encoding", "connection", "content-length", "content-type", "expect", "host",
-    "idempotency-key", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding",
-    "upgrade", "webhook-id", "webhook-signature", "webhook-timestamp",
-}  # fmt: skip
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+: [!-~]([ -~]*[!-~])?")
 _KEEP_SECONDS = 4.0
 """How long an idle connection is kept: less than the 5 s after which many servers end theirs."""
 _KEEP = 64
@@ -124,8 +118,8 @@ class WebhookTransport:
         if not isinstance(secrets, list | tuple):
             raise InvalidSettings("secrets", kind_of(secrets), "a list")
         self._keys = [_key(secret) for secret in secrets]
-        own = {} if headers is None else headers
-        self._headers = {"user-agent": "dispatcher"} | _checked(own, url is not None)
+        own = _checked({} if headers is None else headers, has_url=url is not None)
+        self._headers = {"user-agent": "dispatcher"} | own
         self._addresses = Addresses(allow)
         self._reader = Reader(self._addresses, http=http, ports=ports)
         self._target = None if url is None else self._fixed(url, http)
@@ -178,12 +172,12 @@ class WebhookTransport:
         content = self._content(message)
         now = self._clock.now()
         message_id = str(message.id)
-        headers = {
-            "Content-Type": "application/json",
-            "Content-Length": str(len(content)),
-            "Accept-Encoding": "identity",
-            **self._headers,
-            "Idempotency-Key": message_id,
+        headers = self._headers | {
+            "host": target.authority,
+            "content-type": "application/json",
+            "content-length": str(len(content)),
+            "accept-encoding": "identity",
+            "idempotency-key": message_id,
             "webhook-id": message_id,
             "webhook-timestamp": str(int(now.timestamp())),
         }
@@ -243,7 +237,7 @@ class WebhookTransport:
             httpcore.URL(
                 scheme=target.scheme, host=target.host, port=target.port, target=target.path
             ),
-            headers=[("Host", target.authority), *headers.items()],
+            headers=[*headers.items()],
             content=content,
             extensions={"timeout": timeouts},
         )
@@ -275,13 +269,10 @@ def _checked(headers: object, has_url: bool) -> dict[str, str]:
         problem = "given without url, so any recipient would see them"
         raise InvalidSettings("headers", problem, "no headers, or the option url")
     for name, value in headers.items():
-        if not isinstance(name, str) or not _HEADER.fullmatch(name):
-            problem = f"{quoted(name)} is no name of a header"
-            raise InvalidSettings("headers", problem, "letters and -")
-        if name.lower() in _OURS:
-            raise InvalidSettings("headers", f"{name} is set for each request", "others")
-        if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
-            raise InvalidSettings("headers", f"{name} is no printable text", "ASCII on one line")
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidSettings("headers", "a name or a value is no text", "texts by name")
+        if not _HEADER.fullmatch(f"{name}: {value}"):
+            raise InvalidSettings("headers", f"{quoted(name)} is no header", "one line of ASCII")
     return {name.lower(): value for name, value in headers.items()}
 
 

@@ -60,7 +60,7 @@ def test_a_message_is_posted_as_versioned_json_with_its_recipient_as_data(
 
 def test_the_library_of_receivers_verifies_the_signature(receiver: Receiver) -> None:
     message = a_message(body={"text": "hé 💌"})
-    headers = {"Authorization": "Bearer x", "User-Agent": "me"}
+    headers = {"Authorization": "Bearer x", "User-Agent": "me", "Webhook-Id": "another"}
     clock = MovableClock(datetime.now(UTC))
     transport = to(receiver, secrets=[NEW_SECRET, SECRET], headers=headers, clock=clock)
     for _ in range(2):
@@ -171,8 +171,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("payload", {"payload": "xml"}),
     ("headers", {"headers": {"X-Token": "hunter2"}}),
     *(("headers", {"url": PUBLIC, "headers": headers}) for headers in (
-        {"Host": "hunter2"}, {"webhook-Id": "hunter2"}, {"X": "hunter2\r\nY: z"},
-        {"X Y": "hunter2"}, {"X": 7}, "X",
+        {"X": "hunter2\r\nY: z"}, {"X Y": "hunter2"}, {"X": 7}, "X",
     )),
     ("allow", {"allow": "10.0.0.0/8"}),
     ("http", {"http": "yes"}),
