@@ -78,25 +78,24 @@ def test_a_recipient_that_could_be_two_or_another_path_is_refused(
     assert receiver.received == []
 
 
+LONG = "Dear Ada, " * 20
+BODIES: list[tuple[Literal["text", "html"], str, list[dict[str, Any]]]] = [
+    ("text", "text", [{}, {"text": ""}, {"text": " "}, {"text": 7}]),
+    ("text", "title", [{"text": "x", "title": title} for title in (
+        7, "a\r\nBcc: eve@x.org", "x" * 256,
+    )]),
+    ("text", "attach", [{"text": "x", "attach": to} for to in ("/etc/passwd", "http://169.254/")]),
+    ("text", "urls", [{"text": "x", "urls": ["json://evil"]}]),
+    ("text", LONG[:40], [{"text": "x", LONG: 1}]),
+    ("html", "text", [{"text": "5 < 7"}]),
+    ("html", "title", [{"html": "5", "title": title} for title in ("<b>", "a & b")]),
+    ("html", "html", [{"html": " "}]),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("format", "body", "field"),
-    [
-        ("text", {}, "body.text"),
-        ("text", {"text": ""}, "body.text"),
-        ("text", {"text": " "}, "body.text"),
-        ("text", {"text": 7}, "body.text"),
-        ("text", {"text": "x", "title": 7}, "body.title"),
-        ("text", {"text": "x", "title": "a\r\nBcc: eve@x.org"}, "body.title"),
-        ("text", {"text": "x", "title": "x" * 256}, "body.title"),
-        ("text", {"text": "x", "attach": "/etc/passwd"}, "body.attach"),
-        ("text", {"text": "x", "attach": "http://169.254.169.254/"}, "body.attach"),
-        ("text", {"text": "x", "urls": ["json://evil"]}, "body.urls"),
-        ("text", {"text": "x", "Dear Ada, " * 20: 1}, "body." + ("Dear Ada, " * 20)[:40]),
-        ("html", {"text": "5 < 7"}, "body.text"),
-        ("html", {"html": "5", "title": "<b>"}, "body.title"),
-        ("html", {"html": "5", "title": "a & b"}, "body.title"),
-        ("html", {"html": " "}, "body.html"),
-    ],
+    [(written, body, f"body.{key}") for written, key, bodies in BODIES for body in bodies],
 )
 def test_a_body_holds_a_text_and_a_title_and_nothing_to_fetch(
     receiver: Receiver,
@@ -184,17 +183,13 @@ def test_where_the_system_gives_no_thread_nothing_was_sent_and_nothing_is_lost(
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("urls", {"urls": []}),
     ("urls", {"urls": "json://127.0.0.1/"}),
-    ("urls.0", {"urls": [7]}),
     ("urls.1", {"urls": ["json://127.0.0.1/", f"nosuch://{SECRET}/"]}),
-    ("urls.0", {"urls": [f"tgram://{SECRET}"]}),
-    ("urls.0", {"urls": ["{recipient}"]}),
-    ("urls.0", {"urls": ["{recipient}://host/"]}),
-    ("urls.0", {"urls": [f"json://{SECRET}:{{recipient}}@host/"]}),
-    ("urls.0", {"urls": ["json://{recipient}/"]}),
-    ("urls.0", {"urls": ["json://host:{recipient}/"]}),
-    ("urls.0", {"urls": [f"file:///etc/{SECRET}"]}),
+    *(("urls.0", {"urls": [url]}) for url in (
+        7, f"tgram://{SECRET}", "{recipient}", "{recipient}://host/", "json://{recipient}/",
+        f"json://{SECRET}:{{recipient}}@host/", "json://host:{recipient}/", f"file:///etc/{SECRET}",
+    )),
     ("format", {"urls": ["json://127.0.0.1/"], "format": "pdf"}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("option", "options"), OPTIONS)
