@@ -89,6 +89,8 @@ class _Leg(NamedTuple):
     closing: str | None = None
 
 
+_Words = tuple[list[str], list[int | bytes]]
+"""Keys and arguments of a call of a script."""
 _Legs = tuple[_Leg, ...]
 """A request: its leg in the shard of its channel, and before that one the leg of its scope where
 that lies in another shard."""
@@ -222,6 +224,8 @@ class Permits:
         for n, leg in legs.items():
             shards[leg.keys.tag][n] = leg
         for _ in range(_TRIES):
+            if not shards:
+                break
             local_ms = to_ms(self._clock.now())
             calls = [
                 _take_call([*of_shard.values()], within, local_ms + self._ahead_ms.get(tag, 0))
@@ -237,9 +241,9 @@ class Permits:
                 numbers = shards.pop(tag)
                 for n, wait, left in zip(numbers, reply[::2], reply[1::2], strict=True):
                     answers[n] = PermitAnswer(wait == 0, left, wait * MILLISECOND)
-            if not shards:
-                return answers
-        raise LimitersUnavailable("the clock of Redis or of this machine keeps jumping")
+        if shards:
+            raise LimitersUnavailable("the clock of Redis or of this machine keeps jumping")
+        return answers
 
     def close(self, channel: str, length: timedelta) -> None:
         """Grant nothing on a channel for ``length``: its provider asked for a pause.
@@ -254,15 +258,13 @@ class Permits:
 
         Negative: how long it may still take until it is used.
         """
-        calls: dict[str, tuple[list[str], list[int | bytes]]] = defaultdict(lambda: ([], []))
+        calls: dict[str, _Words] = defaultdict(lambda: ([], []))
         for permit, since in used:
-            since_ms = since // MILLISECOND
             for leg in self._legs(permit):
-                for log in leg.logs:
-                    logs, words = calls[leg.keys.tag]
-                    logs.append(log)
-                    words += (since_ms, leg.permit_id)
-        self._replies("settle_permits", [*calls.values()])
+                logs, words = calls[leg.keys.tag]
+                logs += leg.logs
+                words += (since // MILLISECOND, leg.permit_id) * len(leg.logs)
+        self._replies("settle_permits", [call for call in calls.values() if call[0]])
 
     def give_back(self, unused: Sequence[Permit]) -> None:
         """Return permits that were not used; harmless for those that were not granted.
@@ -284,11 +286,11 @@ class Permits:
             raise
 
     def _return(self, unused: Sequence[_Leg]) -> None:
-        calls: dict[str, tuple[list[str], list[int | bytes]]] = {}
+        calls: dict[str, _Words] = {}
         for leg in unused:
+            start: _Words = ([leg.keys.room], [_ROOM_NOTED_MS])
+            names, words = calls.setdefault(leg.keys.tag, start)
             for log in leg.logs:
-                start: tuple[list[str], list[int | bytes]] = ([leg.keys.room], [_ROOM_NOTED_MS])
-                names, words = calls.setdefault(leg.keys.tag, start)
                 names += (log, line_of(log))
                 words.append(leg.permit_id)
         self._replies("give_back_permits", [*calls.values()])
@@ -429,28 +431,22 @@ class ChannelFill:
     closed_until: datetime | None
 
 
+@dataclass(frozen=True, kw_only=True)
 class Fills:
     """Reads the permit logs of channels. Raises LimitersUnavailable like Permits."""
 
-    def __init__(
-        self,
-        client: redis.Redis,
-        *,
-        namespace: str,
-        shards: int,
-        channel_limits: Mapping[str, Sequence[LogLimit]],
-    ) -> None:
-        self._client = client
-        self._parts = permit_parts(namespace, shards)
-        self._limits = channel_limits
+    client: redis.Redis
+    namespace: str
+    shards: int
+    channel_limits: Mapping[str, Sequence[LogLimit]]
 
     def read(self) -> tuple[ChannelFill, ...]:
         """Return how full the limits of every channel are."""
         with translated:
-            now = now_ms(self._client)
-            pipeline = self._client.pipeline(transaction=False)
-            for channel, limits in self._limits.items():
-                keys = self._parts[shard_of(channel, len(self._parts))]
+            now = now_ms(self.client)
+            pipeline = self.client.pipeline(transaction=False)
+            for channel, limits in self.channel_limits.items():
+                keys = PermitKeys(self.namespace, shard_of(channel, self.shards))
                 log = keys.channel(channel)
                 pipeline.exists(keys.epoch)
                 pipeline.get(keys.closing(channel))
@@ -459,7 +455,7 @@ class Fills:
                     pipeline.zcount(log, _since(limit, now), "+inf")
             answers = iter(pipeline.execute())
         fills = []
-        for channel, limits in self._limits.items():
+        for channel, limits in self.channel_limits.items():
             if not next(answers):
                 raise LimitersUnavailable(CLOSED)
             closed_until = int(next(answers) or 0)

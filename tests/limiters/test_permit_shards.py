@@ -171,7 +171,10 @@ def test_fills_read_each_channel_in_its_shard(world: Callable[..., World]) -> No
     of_mail: list[LogLimit] = [Limit(5, 60_000), parse_limit("10/day in UTC"), InHand(4)]
     made = world(EVER, **{SMS: [Limit(2, 60_000)], MAIL: of_mail})
     fills = Fills(
-        made.client, namespace=made.namespace, shards=SHARDS, channel_limits=made.channel_limits
+        client=made.client,
+        namespace=made.namespace,
+        shards=SHARDS,
+        channel_limits=made.channel_limits,
     )
     made.acquire(*[wanted(f"scope {n}") for n in range(4)])
     used, unused, _ = group = [wanted(ALONE, MAIL) for _ in range(3)]
