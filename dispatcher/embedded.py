@@ -84,11 +84,11 @@ def environment(
         with cwd_in_path(), closing(App(loaded)) as app:  # as for the worker, by `python -m`
             app.build_for_sending()
         server = _redis(loaded.data_dir)
-        with _running([server]) as stopped:
+        with _running([server]):
             _prepare(loaded)
             beats = loaded.model_copy(update={"metrics_port": None})  # the port is the worker's
             celery = [_service(loaded, "worker"), _service(beats, "beat")]
-            with _running(celery), _supervised([server, *celery], stopped, tell):
+            with _running(celery), _supervised([server, *celery], tell):
                 yield loaded
 
 
@@ -287,28 +287,23 @@ def _answers(socket: Path) -> bool:
 
 
 @contextmanager
-def _running(processes: Sequence[Process]) -> Iterator[Event]:
-    """Start the processes; yield an event that is set when they are stopped, the last one first."""
-    stopped = Event()
+def _running(processes: Sequence[Process]) -> Iterator[None]:
     with ExitStack() as stack:
         for process in processes:
             stack.callback(process.stop)
             process.start()
-        stack.callback(stopped.set)
-        yield stopped
+        yield
 
 
 @contextmanager
-def _supervised(
-    processes: Sequence[Process], stopped: Event, tell: Callable[[str], None]
-) -> Iterator[None]:
+def _supervised(processes: Sequence[Process], tell: Callable[[str], None]) -> Iterator[None]:
     """Restart processes that end by themselves, as a Celery worker does without its broker."""
     leaving = Event()
 
     def watch() -> None:
         while not leaving.wait(_RESTART_SECONDS):
             for process in processes:
-                if not process.alive and not leaving.is_set() and not stopped.is_set():
+                if not process.alive and not leaving.is_set():
                     tell(f"a process ended and is restarted: {process.log_end()}")
                     with suppress(EmbeddedUnavailable, OSError):
                         process.start()

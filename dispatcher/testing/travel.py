@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
@@ -60,8 +60,8 @@ class _FailedTest(BaseException):
         self.error = error
 
 
-class Outbox(Sequence[Sent]):
-    """What was sent, on all channels, in order. Equal to any sequence of the same.
+class Outbox(list[Sent]):
+    """What was sent, on all channels, in order.
 
     Set ``before`` to a function that raises TemporaryFailure, PermanentFailure or PerhapsSent to
     see failures handled; it is called with each message before it counts as sent. An AssertionError
@@ -69,9 +69,9 @@ class Outbox(Sequence[Sent]):
     """
 
     def __init__(self, clock: TravelClock) -> None:
+        super().__init__()
         self.before: Callable[[Message], object] | None = None
         self._clock = clock
-        self._sent: list[Sent] = []
 
     def send(self, message: Message) -> str | None:
         """Take a message, as a transport does."""
@@ -80,35 +80,10 @@ class Outbox(Sequence[Sent]):
                 self.before(message)
             except AssertionError as error:
                 raise _FailedTest(error) from error
-        self._sent.append(
+        self.append(
             Sent(message.channel, message.recipient, message.body, self._clock.now(), message)
         )
-        return f"outbox-{len(self._sent)}"
-
-    def clear(self) -> None:
-        """Forget what was sent."""
-        self._sent.clear()
-
-    @overload
-    def __getitem__(self, index: int) -> Sent: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Sent]: ...
-    def __getitem__(self, index: int | slice) -> Sent | Sequence[Sent]:
-        return self._sent[index]
-
-    def __len__(self) -> int:
-        return len(self._sent)
-
-    def __iter__(self) -> Iterator[Sent]:
-        return iter(self._sent)
-
-    def __eq__(self, other: object) -> bool:
-        return self._sent == list(other) if isinstance(other, Sequence) else NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]  # it changes, as a list does
-
-    def __repr__(self) -> str:
-        return f"<Outbox: {len(self)} sent>"
+        return f"outbox-{len(self)}"
 
 
 class Travel:
@@ -315,9 +290,13 @@ class MemoryDispatcher(Dispatcher):
         promised instant, an aware datetime or a text with an offset. Raises TypeError for another
         name.
         """
-        _check_names(wanted)
-        found = [each for each in self.select(status=Status.SCHEDULED) if _is(each, **wanted)]
-        return _the_one("scheduled", wanted, found, list(self.select(oldest_first=True)))
+        matches = _matching(wanted)
+        scheduled = [
+            message
+            for message in self.select(status=Status.SCHEDULED)
+            if matches(message, message.send_at)
+        ]
+        return _the_one("scheduled", wanted, scheduled, list(self.select(oldest_first=True)))
 
     def assert_sent(self, **wanted: Any) -> Sent:
         """Return the one send that matches; else raise AssertionError.
@@ -325,16 +304,9 @@ class MemoryDispatcher(Dispatcher):
         ``wanted`` are values of fields of a message, and ``at``: the instant of the send. Raises
         TypeError for another name.
         """
-        _check_names(wanted)
-        at = wanted.pop("at", None)
-        instant = None if at is None else send_time.parse(at, field="at")
-        found = [
-            each
-            for each in self.outbox
-            if _is(each.message, **wanted) and instant in (None, each.at)
-        ]
-        shown = wanted if at is None else wanted | {"at": at}
-        return _the_one("sent", shown, found, list(self.outbox))
+        matches = _matching(wanted)
+        sent = [each for each in self.outbox if matches(each.message, each.at)]
+        return _the_one("sent", wanted, sent, self.outbox)
 
     @overload
     def assert_refused(
@@ -384,31 +356,39 @@ def _settings_of_test(settings: Settings, database_url: str | None) -> Settings:
     return settings.model_copy(update=changed)
 
 
-def _is(message: Message, *, at: datetime | str | None = None, **wanted: Any) -> bool:
-    """Whether a message has these values."""
-    if at is not None and message.send_at != send_time.parse(at, field="at"):
-        return False
-    return all(getattr(message, name) == value for name, value in wanted.items())
+def _matching(wanted: Mapping[str, Any]) -> Callable[[Message, datetime], bool]:
+    """Return what says whether a message has these values, and its instant that of ``at``.
 
-
-def _check_names(wanted: Iterable[str]) -> None:
-    """Raise TypeError for what no message has, also while there is no message."""
+    Raises TypeError for what no message has, also while there is no message.
+    """
     for name in wanted:
         if name not in _FIELDS and name != "at":
             known = ", ".join(sorted([*_FIELDS, "at"]))
             raise TypeError(f"a message has no field {name!r}; accepted: {known}")
+    values = dict(wanted)
+    at = values.pop("at", None)
+    instant = None if at is None else send_time.parse(at, field="at")
+
+    def matches(message: Message, when: datetime) -> bool:
+        return instant in (None, when) and all(
+            getattr(message, name) == value for name, value in values.items()
+        )
+
+    return matches
 
 
-def _the_one(status: str, wanted: Mapping[str, Any], found: list[T], there: Sequence[object]) -> T:
-    if len(found) != 1:
-        raise AssertionError(_report(status, wanted, len(found), there))
-    return found[0]
+def _the_one(
+    status: str, wanted: Mapping[str, Any], matches: list[T], there: Sequence[object]
+) -> T:
+    if len(matches) != 1:
+        raise AssertionError(_report(status, wanted, len(matches), there))
+    return matches[0]
 
 
-def _report(status: str, wanted: Mapping[str, Any], many: int, there: Sequence[object]) -> str:
+def _report(status: str, wanted: Mapping[str, Any], count: int, there: Sequence[object]) -> str:
     """Say what was looked for, and what there is."""
     filters = ", ".join(f"{name}={value!r}" for name, value in wanted.items() if value is not None)
-    lines = [f"{many or 'nothing'} {status} with {filters or 'any fields'}; there is:"]
+    lines = [f"{count or 'nothing'} {status} with {filters or 'any fields'}; there is:"]
     lines += [f"  {_line(each)}" for each in there[-_SHOWN:]] or ["  nothing"]
     return "\n".join(lines)
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import pytest
@@ -119,7 +118,7 @@ def test_an_ended_process_is_started_again_also_without_its_log(
     if not has_log:
         log.unlink()
 
-    with _supervised([process], Event(), told.append):
+    with _supervised([process], told.append):
         wait_until(lambda: process._child is not first)
     process.stop()
     assert ("ends with: done" if has_log else "cannot be read") in told[0]

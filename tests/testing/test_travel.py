@@ -72,16 +72,12 @@ def test_messages_are_sent_at_their_instants_in_order(memory: MemoryDispatcher) 
     assert len(memory.outbox) == 3
 
 
-def test_the_outbox_is_compared_with_any_sequence(memory: MemoryDispatcher) -> None:
+def test_the_outbox_is_compared_with_a_list(memory: MemoryDispatcher) -> None:
     assert memory.outbox == []
-    assert memory.outbox != [1]
-    assert memory.outbox != 0
     submit(memory)
     memory.travel.until_idle()
     sent = memory.assert_sent(recipient="ada")
-    assert memory.outbox == [sent] == memory.outbox
-    assert memory.outbox == (sent,)
-    assert memory.outbox not in ([], [sent, sent])
+    assert memory.outbox == [sent]
 
 
 def test_a_failing_send_is_tried_again_until_its_attempts_are_used_up() -> None:
