@@ -22,8 +22,8 @@ import threading
 import time
 import warnings
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from dispatcher.errors import InvalidSettings, quoted
 
@@ -70,7 +70,7 @@ POINTS = frozenset(
 
 log = logging.getLogger(__name__)
 
-_ONE = re.compile(r"([a-z_]+\.[a-z_]+)=(?:(kill|stop|raise)|wait:([^@]+))(?:@([1-9]\d*)(\+)?)?")
+_ONE = re.compile(r"([a-z_]+\.[a-z_]+)=(kill|stop|raise|wait:[^@]+)(?:@([1-9]\d*)(\+)?)?")
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 _LOOK_EVERY_SECONDS = 0.005
 
@@ -79,12 +79,8 @@ class InjectedFault(Exception):
     """Raised at a point that is armed with ``raise``."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Fault:
-    """``action`` is empty where this thread waits for the file ``permission``."""
-
+class _Fault(NamedTuple):
     action: str
-    permission: Path
     first: int
     again: bool
 
@@ -95,30 +91,31 @@ class _Fault:
         elif self.action == "raise":
             raise InjectedFault(point)
         else:
-            reached = self.permission.with_name(f"{self.permission.name}.reached")
+            permission = Path(self.action.removeprefix("wait:"))
+            reached = permission.with_name(f"{permission.name}.reached")
             reached.write_text(f"{os.getpid()}\n")
-            while not self.permission.exists():
+            while not permission.exists():
                 time.sleep(_LOOK_EVERY_SECONDS)
 
 
-@dataclass(frozen=True, slots=True)
 class _Armed:
     """The faults of this process, and how often each point was passed."""
 
-    spec: str
-    faults: dict[str, _Fault]
-    passes: Counter[str] = field(default_factory=Counter)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self, spec: str) -> None:
+        self.spec = spec
+        self._faults = dict(map(_parsed, filter(None, map(str.strip, spec.split(";")))))
+        self.passes = Counter[str]()
+        self._lock = threading.Lock()
 
     def pass_by(self, point: str) -> None:
-        armed = self.faults.get(point)
+        armed = self._faults.get(point)
         if armed is None:
             return
-        with self.lock:
+        with self._lock:
             self.passes[point] += 1
             number = self.passes[point]
         if number == armed.first or (armed.again and number > armed.first):
-            log.critical("fault at %s, pass %d: %s", point, number, armed.action or "wait")
+            log.critical("fault at %s, pass %d: %s", point, number, armed.action)
             armed.happen(point)
 
 
@@ -134,8 +131,7 @@ def fault(point: str) -> None:
 def arm(spec: str | None) -> None:
     """Arm the faults of ``spec``, none for None. Raises InvalidSettings."""
     global _armed  # noqa: PLW0603 - one process, one set of faults
-    texts = filter(None, map(str.strip, (spec or "").split(";")))
-    _armed = _Armed(spec, dict(map(_parsed, texts))) if spec else None
+    _armed = _Armed(spec) if spec else None
 
 
 def arm_by_environment() -> None:
@@ -164,7 +160,7 @@ def _parsed(text: str) -> tuple[str, _Fault]:
             "<point>=<kill, stop, raise or wait:<file>>, with @<pass> or @<pass>+ behind it if not "
             "at the first pass, several with ; between",
         )  # fmt: skip
-    point, action, file, first, again = match.groups(default="")
+    point, action, first, again = match.groups()
     if point not in POINTS:
         raise InvalidSettings(VARIABLE, f"there is no point {point}", ", ".join(sorted(POINTS)))
-    return point, _Fault(action, Path(file), int(first or 1), bool(again))
+    return point, _Fault(action, int(first or 1), bool(again))
