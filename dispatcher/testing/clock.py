@@ -28,8 +28,6 @@ Now = Callable[[], datetime]
 _SECOND = timedelta(seconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NUMBERS = count()
-_UNKNOWN = "0" * 40
-"""The digest of no script."""
 
 
 class TravelClock:
@@ -90,8 +88,8 @@ def _place(url: URL) -> tuple[object, ...]:
 class RedisTime:
     """Lets the scripts of clients of the Redis at a socket find that it is ``now``."""
 
-    _shas: ClassVar[dict[str, str]] = {}
-    """The digests of scripts that were changed, by those that their callers know."""
+    _texts: ClassVar[dict[str, str]] = {}
+    """The scripts of this process, by their digests."""
 
     def __init__(self, socket: Path, now: Now) -> None:
         self._socket = str(socket)
@@ -126,24 +124,14 @@ class RedisTime:
         name, *rest = words
         match [*str(name).split(), *rest]:
             case ["SCRIPT", "LOAD", text]:
-                return "SCRIPT", "LOAD", self._known(text)
-            case ["SCRIPT", "EXISTS", *shas]:
-                return "SCRIPT", "EXISTS", *map(self._sha, shas)
+                script = _text(text)
+                digest = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
+                self._texts[digest] = script
             case ["EVAL", text, *others]:
-                return "EVAL", self._known(text), *others, self._word()
-            case ["EVALSHA", sha, *others]:
-                return "EVALSHA", self._sha(sha), *others, self._word()
+                return "EVAL", _prelude() + _text(text), *others, self._word()
+            case ["EVALSHA", sha, *others] if _text(sha) in self._texts:
+                return "EVAL", _prelude() + self._texts[_text(sha)], *others, self._word()
         return words
-
-    def _sha(self, sha: str | bytes) -> str:
-        return self._shas.get(sha if isinstance(sha, str) else sha.decode(), _UNKNOWN)
-
-    def _known(self, script: str | bytes) -> str:
-        text = script if isinstance(script, str) else script.decode()
-        changed = _prelude() + text
-        sha = _sha(changed)
-        self._shas.update({_sha(text): sha, sha: sha})
-        return changed
 
     def _word(self) -> str:
         """Return the present as a script reads it behind its own arguments."""
@@ -178,8 +166,8 @@ class _AwaitedConnection(redis.asyncio.UnixDomainSocketConnection):
         return super().pack_command(*self._time.translated(words))
 
 
-def _sha(text: str) -> str:
-    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+def _text(word: str | bytes) -> str:
+    return word if isinstance(word, str) else word.decode()
 
 
 @cache
