@@ -90,19 +90,12 @@ class Database:
         self.engine.dispose(close=False)
 
     @classmethod
-    def of(
-        cls,
-        settings: Settings,
-        *,
-        connections: int = _CONNECTIONS,
-        statement_seconds: int | None = None,
-    ) -> Self:
+    def of(cls, settings: Settings, **bounds: int) -> Self:
         return cls(
             settings.database_url,
             table_prefix=settings.table_prefix,
             table_schema=settings.table_schema or None,
-            connections=connections,
-            statement_seconds=statement_seconds,
+            **bounds,
         )
 
     def close(self) -> None:

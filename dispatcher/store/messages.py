@@ -230,10 +230,7 @@ class Messages:
     def with_keys(self, keys: Sequence[str]) -> dict[str, tuple[Message, str]]:
         key = self._tables.keys.c.idempotency_key
         query = keyed_messages(self._tables)
-        if len(keys) == 1:  # the same statement each time
-            rows = self._database.read(query.where(key == keys[0]))
-        else:
-            rows = self._database.read_of(query, key, keys)
+        rows = self._database.read_of(query, key, keys)
         return {row.idempotency_key: (to_message(row), row.fingerprint) for row in rows}
 
     def unsent(self, messages: Sequence[Message]) -> set[UUID]:

@@ -63,7 +63,7 @@ class Notifications:
 
         The reported status is noted in the same transaction.
         """
-        messages = self._tables.messages
+        messages, attempts = self._tables.messages, self._tables.attempts
         wanted: Select[Any] = (
             select(*(messages.c[name] for name in _SHOWN), database_now().label("now"))
             .where(self._is_due)
@@ -77,9 +77,13 @@ class Notifications:
             if not rows:
                 return []
             made = {id_of(row): row for row in rows}
-            known = self._database.one_of(messages.c.id, list(made))
-            there = set(connection.scalars(select(messages.c.id).where(known)))
-            outcomes = self._outcomes(connection, [row.id for row in rows])
+            is_made = self._database.one_of(messages.c.id, list(made))
+            there = set(connection.scalars(select(messages.c.id).where(is_made)))
+            ids = [row.id for row in rows]
+            ended = select(attempts.c.message_id, attempts.c.outcome).where(
+                self._database.one_of(attempts.c.message_id, ids), attempts.c.outcome.is_not(None)
+            )
+            outcomes = dict(map(tuple, connection.execute(ended.order_by(attempts.c.token))))
             new = [
                 {
                     "id": id_,
@@ -92,24 +96,13 @@ class Notifications:
             if new:
                 connection.execute(self._add, new)
             fault("tell.in_transaction")
-            these = self._database.one_of(messages.c.id, [row.id for row in rows])
+            these = self._database.one_of(messages.c.id, ids)
             connection.execute(
                 update(messages).where(these).values(notified_status=messages.c.status)
             )
             return [each["id"] for each in new]
 
         return self._database.transact(work)
-
-    def _outcomes(self, connection: Connection, ids: list[UUID]) -> dict[UUID, str]:
-        attempts = self._tables.attempts
-        query = (
-            select(attempts.c.message_id, attempts.c.outcome)
-            .where(
-                self._database.one_of(attempts.c.message_id, ids), attempts.c.outcome.is_not(None)
-            )
-            .order_by(attempts.c.token)
-        )
-        return dict(tuple(row) for row in connection.execute(query))
 
 
 def id_of(row: Row[Any]) -> UUID:

@@ -112,9 +112,6 @@ class MariaDBConnection(pymysql.Connection):
             self.close()
             raise
 
-    def be_patient(self) -> None:
-        self._read_timeout = self._write_timeout = None
-
     def _prepare(self, init_command: str | None) -> None:
         with self.cursor() as cursor:
             cursor.execute(_ISOLATION)
@@ -245,7 +242,7 @@ class MariaDBEngine(StoreEngine):
         connection.detach()
         driver = connection.connection.driver_connection
         if isinstance(driver, MariaDBConnection):
-            driver.be_patient()
+            driver._read_timeout = driver._write_timeout = None
         connection.exec_driver_sql(
             f"SET SESSION max_statement_time = 0, lock_wait_timeout = {_MIGRATION_SECONDS}"
         )
