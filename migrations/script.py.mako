@@ -15,8 +15,3 @@ depends_on = ${repr(depends_on)}
 def upgrade() -> None:
     tables = op.get_context().opts["tables"]  # their names are those of the settings
     ${upgrades if upgrades else "pass"}
-
-
-def downgrade() -> None:
-    tables = op.get_context().opts["tables"]
-    ${downgrades if downgrades else "pass"}

@@ -236,14 +236,3 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("kind", "name", name=op.f(f"pk_{pauses}")),
         **made,
     )
-
-
-def downgrade() -> None:
-    tables = op.get_context().opts["tables"]
-    if op.get_context().opts["engine"].has_partitions:
-        partitions.drop(op.get_bind(), tables)
-    for name in (
-        *("pauses", "sessions", "api_keys"),
-        *("suppressions", "idempotency_keys", "attempts", "messages"),
-    ):
-        op.drop_table(f"{tables.prefix}{name}", schema=tables.schema)

@@ -20,7 +20,7 @@ from dispatcher.store.engines.postgresql import _MIGRATION_LOCK
 from dispatcher.store.messages import Messages
 from dispatcher.store.migrate import migrate, schema_standing
 from tests.support import rows
-from tests.support.migrations import HEAD, NEXT, back_to, become_next_version, differences
+from tests.support.migrations import HEAD, NEXT, become_next_version, differences
 from tests.support.processes import in_processes
 from tests.support.tables import NAMES
 from tests.support.waiting import wait_until
@@ -180,8 +180,6 @@ def test_a_migration_keeps_what_is_stored_and_its_attempts(
     assert schema_standing(database).missing == (NEXT,)
     assert migrate(database) == NEXT
     assert "note" in columns(database)
-    back_to(database, HEAD)
-    assert "note" not in columns(database)
     assert Messages(database).get(claim.message.id) == claim.message
     [attempt] = Messages(database).attempts(claim.message.id)
     assert attempt.outcome is None

@@ -7,13 +7,12 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection
 
 from dispatcher.store.database import Database
-from dispatcher.store.migrate import _config, options
+from dispatcher.store.migrate import options
 
 _FOLDER = Path(__file__).parents[2] / "migrations"
 REVISIONS = sorted(each.name[:4] for each in _FOLDER.glob("versions/*.py"))
@@ -38,14 +37,6 @@ def upgrade():
     op.execute(sa.update(sa.table(messages, sa.column("note"), schema=tables.schema))
                .values(note="old"))
     op.create_index(f"ix_{{messages}}_note", messages, ["note"], schema=tables.schema)
-
-
-def downgrade():
-    tables = op.get_context().opts["tables"]
-    messages = f"{{tables.prefix}}messages"
-    op.drop_index(f"ix_{{messages}}_note", messages, schema=tables.schema)
-    with op.batch_alter_table(messages, schema=tables.schema) as table:
-        table.drop_column("note")
 '''
 
 
@@ -66,10 +57,3 @@ def differences(database: Database) -> list[object]:
         return list(compare_metadata(context, described))
 
     return database.run(compared)
-
-
-def back_to(database: Database, revision: str) -> None:
-    config = _config()
-    with database.engine.connect() as connection:
-        config.attributes.update(connection=connection, database=database)
-        command.downgrade(config, revision)

@@ -208,18 +208,6 @@ def live_name(connection: sa.Connection, split: sa.Table) -> str:
     return found.name(found.part(_LIVE))
 
 
-def drop(connection: sa.Connection, tables: Tables) -> None:
-    run, splits = connection.exec_driver_sql, _splits(connection, tables)
-    for split in splits:
-        run(f"DROP TABLE {split.name(split.part(_HISTORY))}")
-    if splits[0].days:
-        schema = connection.dialect.identifier_preparer.quote_schema(splits[0].days)
-        run(
-            f"DO $$ BEGIN DROP SCHEMA IF EXISTS {schema}; EXCEPTION WHEN "
-            "dependent_objects_still_exist OR insufficient_privilege THEN NULL; END $$"
-        )
-
-
 def state(connection: sa.Connection, tables: Tables) -> tuple[int, bool]:
     splits = _splits(connection, tables)
     ahead = min(max(0, _days_there(split) - 1) for split in splits)
