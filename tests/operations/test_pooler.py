@@ -119,6 +119,6 @@ def test_the_doctor_names_the_pooler_and_the_timeouts_it_lacks(
     assert (found.level, "PgBouncer" in found.found) == (WARNING, True)
     refused = pooled.settings.database_url + "&options=-c%20work_mem%3D8MB"
     answers = examined(pooled, database_url=refused)["store.answers"]
-    assert (answers.level, "refuses options" in answers.found) == (ERROR, True)
+    assert (answers.level, "refuses a parameter" in answers.found) == (ERROR, True)
     direct = examined(pooled, database_url=postgres.url(pooled.database.url.database or ""))
     assert direct["store.pooler"].level is OK

@@ -17,8 +17,6 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from dispatcher.errors import StoreUnavailable, quoted
 
 _PORTS = {"postgresql": 5432, "mysql": 3306}
-_REFUSED_PARAMETER = re.compile(r"unsupported startup parameter(?: in options)?: (\w+)")
-"""What PgBouncer says."""
 # An error of a PostgreSQL connection has no SQLSTATE, only what the server, a pooler, libpq or
 # psycopg wrote. libpq may try with TLS and without: the first that fits is the reason.
 _REFUSALS: tuple[tuple[str, frozenset[int], str, str], ...] = (
@@ -57,6 +55,12 @@ _REFUSALS: tuple[tuple[str, frozenset[int], str, str], ...] = (
         frozenset(),
         "the host name of the server{at} is unknown",
         "correct it in database_url, or let this machine resolve it",
+    ),
+    (
+        r"unsupported startup parameter",
+        frozenset(),
+        "the pooler{at} refuses a parameter of database_url",
+        "remove its options, or let PgBouncer ignore_startup_parameters",
     ),
 )
 """What a server says that lets a client not in: the text, MariaDB's numbers, meaning, remedy."""
@@ -118,19 +122,11 @@ def unavailable(error: SQLAlchemyError, url: URL | None = None) -> StoreUnavaila
             meaning = reason.format(at=_at(url), database=database)
             return StoreUnavailable(meaning, remedy=remedy)
     if is_kept_out:
-        return _not_reached(error, url)
+        return StoreUnavailable(f"the database{_at(url)} cannot be reached")
     refused = isinstance(error, IntegrityError | DataError) or number in _CHECKS
     file = f"the file {url.database}" if url and url.database else "the file"
     reason, remedy = _answer(error, code or name, file)
     return StoreUnavailable(reason, refused=refused, timed_out=code in _TOO_LONG, remedy=remedy)
-
-
-def _not_reached(error: DBAPIError, url: URL | None) -> StoreUnavailable:
-    parameter = _REFUSED_PARAMETER.search(str(error.orig))
-    if parameter is None:
-        return StoreUnavailable(f"the database{_at(url)} cannot be reached")
-    remedy = f"remove {parameter[1]} from database_url, or let PgBouncer ignore_startup_parameters"
-    return StoreUnavailable(f"the pooler{_at(url)} refuses {parameter[1]}", remedy=remedy)
 
 
 def _answer(error: DBAPIError, code: object, file: str) -> tuple[str, str]:
