@@ -130,8 +130,7 @@ class Claims:
     ) -> list[Claim]:
         """Take those messages that are scheduled and due, or due within ``ahead``.
 
-        The attempt is written with the claim, so that one that kills its process counts. A claim
-        that is run again knows its messages by ``mark``, a new one by default.
+        Their attempts are written with the claim, which knows its messages by ``mark``.
         """
         values: dict[str, Any] = {
             "ids": list(message_ids),

@@ -48,11 +48,7 @@ class Database:
     """Runs pieces of work on pooled connections in autocommit mode. Raises StoreUnavailable.
 
     Every piece of work must be safe to run again: when the connection breaks, it is run up to two
-    more times, because it may or may not have been done; up to five more times where other
-    transactions are in the way.
-
-    ``backend`` is all that differs between databases. ``statement_seconds`` bounds each statement
-    where the database can.
+    more times, because it may have been done; up to five where other transactions are in the way.
     """
 
     def __init__(
@@ -161,10 +157,7 @@ class Database:
         self.run(lambda connection: connection.execute(statement))
 
     def add_if_absent(self, table: sa.Table, **values: Any) -> bool:
-        """Add a row unless its key is there; return whether it was added now.
-
-        Where the connection broke, the row may be this call's own although the answer is False.
-        """
+        """Add a row unless its key is there; return whether it surely was added by this call."""
         insert = self.backend.insert_if_absent(table).values(**values)
         return self.run(lambda connection: self.backend.try_insert(connection, insert, {}))
 
@@ -174,10 +167,7 @@ class Database:
         change: sa.Update | sa.Delete,
         *wanted: sa.ColumnElement[Any],
     ) -> Sequence[sa.Row[Any]]:
-        """Change the messages whose ids ``query`` finds; return ``wanted`` of them, ``id`` first.
-
-        It must not name a changed column: some databases return the values from before.
-        """
+        """Change what ``query`` finds; return unchanged columns of these messages, ``id`` first."""
         ids = self.tables.messages.c.id
 
         def work(connection: sa.Connection) -> Sequence[sa.Row[Any]]:

@@ -130,10 +130,8 @@ class StoredVersion(NamedTuple):
 class _IndexScan(NamedTuple):
     """The index along which messages are read, and the conditions that lead to it.
 
-    A column before the last one has one value, and is compared as a range: were it compared for
-    equality, a database might read the primary key in its order until enough is found.
-
-    ``value``: that of the first column, where the last one is compared together with it, so that
+    A column before the last one is compared as a range of one value: by equality a database might
+    read the primary key in its order. With its ``value`` both are compared as a tuple, so that
     PostgreSQL reads the index alone. ``finds``: another index finds the matches, in one statement.
     """
 
@@ -166,10 +164,9 @@ class _IndexScan(NamedTuple):
     def stretches(
         self, database: Database, *, start: Any = None, size: int
     ) -> Iterator[tuple[Any, Any]]:
-        """Part the messages by the index, so that no statement takes long.
+        """Yield the edges of stretches of ``size``, or more where many have one value.
 
-        Each stretch of so many, or more where many have one value, is yielded as the edges of
-        :meth:`between`; the last one has no end.
+        The last one has no end.
         """
         last_two = select(self.columns[-1]).where(*self.where).order_by(*self.order)
         last_two = last_two.offset(size - 1).limit(2)
@@ -186,13 +183,10 @@ class _IndexScan(NamedTuple):
 
 
 class Listing:
-    """Reads selected messages by their ids, which are in the order in which messages were made.
+    """Reads selected messages by their ids, in the order in which messages were made.
 
-    Where no index leads to the matches, each statement reads the next 5,000 messages, so that none
-    takes long, however rare the matches are.
-
-    ``late`` is how long after its time a message is overdue, ``put_off`` how much later than that
-    maintenance may enqueue it again.
+    Each statement reads the next 5,000 messages where no index leads to the matches. A message is
+    overdue ``late`` after its time; maintenance enqueues it again ``put_off`` later at the latest.
     """
 
     def __init__(self, database: Database, *, late: timedelta, put_off: timedelta) -> None:
@@ -272,8 +266,8 @@ class Listing:
     ) -> Page:
         """Return at most so many selected messages, newest first, from behind ``after`` on.
 
-        After ``patience`` the page ends where it is. With it, messages that were made an hour after
-        ``until_at`` are left out unread: none was promised for a time before it was made.
+        After ``patience`` the page ends where it is. With it, messages made an hour after
+        ``until_at`` are not read: none was promised for a time before it was made.
         """
         if patience is not None and wanted.until_at is not None and not oldest_first:
             first = UUID(int=max(0, to_ms(wanted.until_at) + _HOUR_MS) << 80)
@@ -472,10 +466,7 @@ class Figures:
         return Load(start=due.start, minutes=minutes, complete=due.complete)
 
     def last_day(self) -> list[EndedInHour]:
-        """Count what ended in each hour of the last day, this one last.
-
-        Of more than 1,000,000 the latest are counted, and whole hours only.
-        """
+        """Count by the hour, this one last; of more than 1,000,000 the latest, in whole hours."""
         row = self._tables.messages.c
         [(now,)] = self._database.read(select(minute_of(database_now())))
         latest = now.replace(minute=0)
@@ -575,10 +566,7 @@ class Figures:
 
 
 def overdue_since(tables: Tables, late: timedelta, put_off: timedelta) -> list[ColumnElement[bool]]:
-    """Return the conditions that a scheduled message was due ``late`` ago.
-
-    Maintenance enqueues it again at most ``put_off`` from now: by this the index finds it.
-    """
+    """Return the conditions of what was due ``late`` ago; by ``put_off`` the index finds it."""
     messages = tables.messages
     now = database_now()
     return [

@@ -37,7 +37,6 @@ class Suppressions:
         self._tables = database.tables
 
     def add(self, recipient: str, channel: str | None) -> None:
-        """Suppress a recipient from now on; one that is already suppressed keeps its time."""
         row = {"recipient": recipient, "channel": channel or EVERY_CHANNEL}
         table = self._tables.suppressions
         self._database.add_if_absent(table, created_at=database_now(), **row)
@@ -108,7 +107,6 @@ class Pauses:
         self._pauses = database.tables.pauses
 
     def add(self, kind: str, name: str) -> None:
-        """Begin a pause; one that is in force keeps its time."""
         row, now = self._pauses.c, database_now()
         this = (row.kind == kind, row.name == name)
         ended = update(self._pauses).where(*this, row.resumed_at.is_not(None))

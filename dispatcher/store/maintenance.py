@@ -136,8 +136,7 @@ class StoreMaintenance:
     def due(self, *, limit: int, within: timedelta | None = None) -> list[UUID]:
         """Return messages whose time to be enqueued has come, ``within`` at most, soonest first.
 
-        Beside an open transaction no entry of an index is removed: without ``within`` each call
-        reads all that was enqueued since.
+        Without ``within`` it reads all entries that an open transaction keeps in the index.
         """
         messages = self._tables.messages
         time_came = (
@@ -153,9 +152,8 @@ class StoreMaintenance:
         """Return those of these messages that are to be enqueued now, soonest first.
 
         No other sweep takes them. Each is due again ``grace`` after its time if it is not claimed
-        by then: its task was lost, or waits behind others. What is late by four times ``grace`` is
-        due again after eight times, by eight after sixteen: else the tasks of a backlog would be
-        enqueued faster than workers can find out that they are done.
+        by then. What is late by four times ``grace`` is due again after eight times, by eight after
+        sixteen: else tasks of a backlog would be enqueued faster than workers end them.
         """
         messages = self._tables.messages
         now = database_now()
@@ -278,10 +276,7 @@ class StoreMaintenance:
     def put_back(
         self, unbegun: Sequence[UnbegunClaim], *, wait: timedelta, died: bool = True
     ) -> None:
-        """Put back messages that no worker has begun to send, due as before.
-
-        Where the attempt ``counts``, they are due ``wait`` from now, or fail after the last one.
-        """
+        """Put them back, due as before; where the attempt ``counts`` after ``wait``, or failed."""
         pause = {"wait": wait.total_seconds(), "enqueue": wait.total_seconds(), "more": 0}
         error = NOT_BEGUN if died else None
         values = {"error": error, "outcome": Outcome.TEMPORARY.value, "receipt": None} | pause
@@ -370,10 +365,7 @@ class StoreMaintenance:
         }
 
     def bar_moves(self, message_ids: Sequence[UUID]) -> set[UUID]:
-        """Bar moves that have begun by now; return the messages so barred.
-
-        Not those that are not stored, and those that another transaction is changing.
-        """
+        """Bar moves that have begun by now; return whose, without what is locked or not stored."""
         messages = self._tables.messages
         query = sa.select(messages.c.id).where(self._database.one_of(messages.c.id, message_ids))
         free = query.with_for_update(skip_locked=True)
@@ -399,10 +391,7 @@ class StoreMaintenance:
     def reservations(
         self, *, memory: timedelta, batch: int, created: tuple[datetime, datetime] | None = None
     ) -> Iterator[list[ReservationRow]]:
-        """Yield all reservations that still count: times from ``memory`` ago on.
-
-        With ``created``, only of messages whose ids were made between those two instants.
-        """
+        """Yield reservations of times from ``memory`` ago on, of messages made in ``created``."""
         by_id = self._tables.messages.c.id
         query = self._reserved.where(*_holding_since(self._database, memory))
         if created is not None:

@@ -111,10 +111,9 @@ class _New:
         )
 
     def message(self) -> sa.Insert:
-        """Return the statement that stores a message whose id is new.
+        """Return the statement that stores a message whose id is new, also in partitions.
 
-        With partitions it looks for one that has ended: a server may run the statement after its
-        client gave it up, stored the message again, and sent it.
+        A server may run it after its client gave it up, stored the message again, and sent it.
         """
         row = sa.select(*self._given.values()).where(self._is_not_suppressed)
         if self._backend.has_partitions:
@@ -122,10 +121,7 @@ class _New:
         return self._backend.insert_if_absent(self._tables.messages).from_select(WRITTEN, row)
 
     def keyed(self) -> sa.Select[Any]:
-        """Return the statement that also stores its key; it returns a row if both are stored.
-
-        An id that another transaction stores meanwhile is an error: no key without its message.
-        """
+        """Return the statement that also stores its key; it returns a row if both are stored."""
         messages, keys, given = self._tables.messages, self._tables.keys, self._given
         values = (given["idempotency_key"], given["id"], self._fingerprint)
         row = sa.select(*values).where(self._is_not_suppressed, self._is_new)
@@ -137,9 +133,9 @@ class _New:
 
     @property
     def _is_new(self) -> sa.ColumnElement[bool]:
-        """The condition that no message has the id. It leaves out the days before it was made.
+        """No message has the id; days before it was made are left out.
 
-        For ``finished_at IS NULL OR finished_at >= …`` PostgreSQL 18 skips ``…_history_other``.
+        Not by OR, for which PostgreSQL 18 skips ``…_history_other``.
         """
         messages, given = self._tables.messages, self._given
         # The length is written out, because a prepared statement has no other values.
@@ -237,10 +233,7 @@ class Messages:
         return self._database.run(lambda each: unsent(self._tables, each, messages))
 
     def has(self, message_ids: Sequence[UUID]) -> bool:
-        """Return whether all of these messages are stored, and none was taken back.
-
-        A duplicate submit may have stored one of a batch alone, under the same id.
-        """
+        """Return whether all are stored, none taken back; a duplicate may have stored one alone."""
         messages, error = self._tables.messages, self._tables.messages.c.last_error
         stored = sa.and_(self._tables.is_message, sa.or_(error.is_(None), error != TAKEN_BACK))
         query = sa.select(messages.c.id).where(stored)
@@ -269,8 +262,7 @@ class Messages:
     ) -> CancelResult:
         """Cancel those that are still scheduled, and have this move token if one is given.
 
-        What a worker put back meanwhile is tried again, but not with a token. ``because`` becomes
-        their ``last_error``.
+        Without a token, what a worker put back meanwhile is tried again.
         """
         tables, left = self._tables, message_ids
         messages = tables.messages
@@ -298,10 +290,7 @@ class Messages:
         raise StoreUnavailable("workers claimed the message again and again", remedy="try again")
 
     def move(self, moves: Sequence[NewSlot], *, within: timedelta) -> dict[UUID, Movable]:
-        """Give messages other times, each unless it has changed or was read ``within`` ago.
-
-        Its new time is booked for no longer.
-        """
+        """Move each unless it has changed, or was read ``within`` ago: it is booked no longer."""
         by_id = sorted(moves, key=lambda each: each.found.message.id)
         rows = [each.given(within) for each in by_id]
         these = self._database.one_of(self._tables.messages.c.id, [row["id"] for row in rows])
@@ -348,8 +337,7 @@ class Messages:
     ) -> tuple[bool, Movable]:
         """Run a change that the token guards; return whether it was made, and the row.
 
-        Two callers that write the same leave the same row, so only the count of the statement says
-        whose change was made. Where the connection broke, it raises StoreUnavailable.
+        Two callers that write the same leave the same row: only the count says who made it.
         """
         query = self._movable.where(self._tables.messages.c.id == found.message.id)
         is_committed = False
@@ -399,8 +387,7 @@ class Messages:
     def _try_insert(self, connection: sa.Connection, addition: Addition) -> bool:
         """Store a message and its key, both or none; return whether they were stored.
 
-        One that has ended, in another partition, is looked for once this one is inserted: no other
-        process can store it between.
+        One that has ended is looked for once this one is inserted: none can be stored between.
         """
         backend, message = self._database.backend, addition.message
         key, values = message.idempotency_key, to_values(addition)
@@ -486,10 +473,7 @@ def unsent(tables: Tables, connection: sa.Connection, messages: Sequence[Message
 def take_keys_over(
     tables: Tables, connection: sa.Connection, additions: Iterable[Addition]
 ) -> None:
-    """Free the keys of messages that ended unsent, in the transaction of those that supersede them.
-
-    The claim token rises, so that no retry that was judged before changes the message.
-    """
+    """Free the keys of superseded messages; their token stops a retry that was judged before."""
     messages, attempts = tables.messages, tables.attempts
     superseding = [(each.supersedes, each.message) for each in additions if each.supersedes]
     for old, message in sorted(superseding, key=itemgetter(0)):

@@ -31,10 +31,7 @@ class Obstacle(NamedTuple):
 
 
 class SchemaStanding(NamedTuple):
-    """The revision of a database, and the ``missing`` ones, first one first.
-
-    ``is_known`` is false where the revision belongs to another version.
-    """
+    """The revision of a database, unknown if of another version, and the missing ones in order."""
 
     revision: str | None
     head: str
@@ -44,10 +41,7 @@ class SchemaStanding(NamedTuple):
 
 
 def migrate(database: Database) -> str:
-    """Run all migrations that are missing; return the revision the database then has.
-
-    Safe to run any number of times and side by side. Raises StoreUnavailable, MissingExtra.
-    """
+    """Run the missing migrations, any number side by side; return the revision there then is."""
     with needs("cli", "migrate"):
         from alembic import command  # noqa: PLC0415 - see above
         from alembic.script import ScriptDirectory  # noqa: PLC0415

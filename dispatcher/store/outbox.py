@@ -51,9 +51,8 @@ _WATCHES = "dispatcher.watches"
 class Watch(Generic[T]):
     """One transaction of a caller's, from the first message that joins it to its end.
 
-    ``joined`` has one entry of the use case for each message. ``undone``: a savepoint was rolled
-    back. ``on_end`` is called once, after the transaction, with these entries and whether rows that
-    are missing then are missing for good, but not for a connection that was never closed.
+    ``undone``: a savepoint was rolled back. ``on_end`` is called once, after the end, with what
+    ``joined``, and whether rows that are missing are so for good; never for an open connection.
     """
 
     def __init__(self, connection: Connection, on_end: Callable[[Sequence[T], bool], None]) -> None:
@@ -104,8 +103,7 @@ class JoinedTransaction(Generic[T]):
     def _with_key(self, idempotency_key: str) -> tuple[Message, str] | None:
         """Return the message that has the key, as this transaction sees it, and its fingerprint.
 
-        The keys are asked first: a look at the messages locks the partitions of all days until the
-        caller's transaction ends.
+        The keys are asked first: a look at the messages locks the partitions of all days.
         """
         is_it = self._tables.keys.c.idempotency_key == idempotency_key
         queries: tuple[Select[Any], ...] = (
@@ -129,10 +127,9 @@ class JoinedTransaction(Generic[T]):
             return unsent(self._tables, self._connection, messages)
 
     def add(self, addition: Addition) -> bool:
-        """Store a message; False where its id or its idempotency key exists.
+        """Store a message; False where its id or its idempotency key exists. Raises Suppressed.
 
-        Raises Suppressed where its recipient has opted out. That is a query of its own: on MariaDB
-        an INSERT with a subquery would block opt-outs until the transaction ends.
+        Opt-outs are asked before: MariaDB would lock them for a subquery of the INSERT.
         """
         message, connection = addition.message, self._connection
         key = message.idempotency_key
@@ -203,10 +200,9 @@ class JoinedMessages:
     def join(
         self, session: object, on_end: Callable[[Sequence[T], bool], None]
     ) -> JoinedTransaction[T]:
-        """Return the transaction that ``session`` is in; begin one if it is in none.
+        """Return the transaction that ``session`` is in, or begin one.
 
-        Raises InvalidDraft for what cannot be joined, also where the database surely is another
-        one, StoreUnavailable where no transaction begins.
+        Raises InvalidDraft, also where the database surely is another one, and StoreUnavailable.
         """
         connection = connection_of(session)
         backend = self._database.backend
@@ -324,10 +320,9 @@ event.listen(Pool, "checkin", _returns)
 
 
 class _Identity:
-    """Recognises whether a connection is on the store's database.
+    """Recognises whether a connection is on the store's database: servers are asked who they are.
 
-    URLs are not compared: one server has many names. Where the question fails the database passes,
-    and so does one of a server whose files are a copy of the store's. Each pool is asked once.
+    Where the question fails the database passes. Each pool is asked once.
     """
 
     def __init__(self, database: Database) -> None:

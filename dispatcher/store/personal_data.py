@@ -39,8 +39,7 @@ class PersonalData:
     def blank(self, recipient: str, *, limit: int) -> int:
         """Blank messages of a recipient that have ended; return how many there were.
 
-        Channel, times, status, campaign and other scopes stay, so that counts and the quotas of
-        others do. A claim token that rises stops a retry that was judged before.
+        What counts and quotas of others need stays. The token stops a retry judged before.
         """
         tables = self._tables
         messages, attempts = tables.messages, tables.attempts

@@ -101,11 +101,10 @@ class VoidIds:
         self._database.transact(work)
 
     def take_back(self, message: Message) -> bool:
-        """Take back a message that lost its reservation while it was stored.
+        """Take back a message that lost its reservation, unless it was claimed or moved.
 
-        Return whether it was; it is not once it was claimed or moved. Without an idempotency key
-        its row becomes void. With one, a duplicate submit may have returned the message, so it is
-        cancelled, and the key is free. Reconcile releases the reservation.
+        Without an idempotency key its row becomes void. With one, a duplicate submit may have
+        returned the message, so it is cancelled, and the key is free.
         """
         messages, key = self._tables.messages, message.idempotency_key
         values: dict[str, Any] = {

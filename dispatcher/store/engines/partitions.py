@@ -154,8 +154,7 @@ class PartitionedEngine(StoreEngine):
         """Make the partitions of the coming days; drop those of old ones, and return these days.
 
         A day of messages goes when nothing that remains to be done needs one of them, a day of
-        attempts when no stored message has an unknown outcome by one of them. What is in use, or
-        belongs to another role, is left to the next run.
+        attempts when no stored message has an unknown outcome by one of them.
         """
         messages, attempts = splits = _splits(connection, tables)
         for split in splits:

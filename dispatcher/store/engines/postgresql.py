@@ -311,8 +311,7 @@ def _connect(
 ) -> PostgreSQLConnection:
     """Connect with settings that a submit can rely on, or find that a pooler is in between.
 
-    Settings of the URL win, but for the encoding. Poolers refuse ``options``, and invent the
-    process that they tell their clients.
+    Settings of the URL win, but for the encoding. A pooler invents the process that it tells.
     """
     threshold = parameters.get("prepare_threshold", _PREPARED_AFTER)
     merged = _LINE | parameters | _ENCODING
