@@ -20,7 +20,7 @@ def run(connection: Connection, database: Database) -> None:
         context.configure(
             connection=connection,
             target_metadata=tables.described(partial_indexes=backend.has_partial_indexes),
-            render_as_batch=backend.rebuilds_tables,
+            render_as_batch=True,
             transactional_ddl=False,
             engine=backend,
             **options(tables),

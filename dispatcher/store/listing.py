@@ -20,7 +20,7 @@ from dispatcher.selection import Page, Selection
 from dispatcher.store.database import Database
 from dispatcher.store.engines.types import database_now, later, minute_of
 from dispatcher.store.messages import attempts_of
-from dispatcher.store.schema import Movable, Tables, to_message
+from dispatcher.store.schema import UNSENT_STATUSES, Movable, Tables, to_message
 from dispatcher.times.clock import SystemClock
 from dispatcher.times.send_time import from_ms, to_ms
 
@@ -28,7 +28,6 @@ _EXAMINED = 5_000
 """How many messages one statement reads, where no index leads to the matches."""
 _COUNTED = 20_000
 _FEW = frozenset({Status.SENDING, Status.HELD})
-_UNSENT = frozenset({Status.FAILED, Status.EXPIRED, Status.CANCELLED})
 MOST_COUNTED = 1_000_000
 """The most messages that one number is counted from, so that a count takes bounded time."""
 
@@ -371,7 +370,7 @@ class Listing:
         if wanted.campaign is not None:
             columns.insert(0, row.campaign)
             where.append(row.campaign.between(wanted.campaign, wanted.campaign))
-        elif wanted.status in _UNSENT and self._database.backend.has_partial_indexes:
+        elif wanted.status in UNSENT_STATUSES and self._database.backend.has_partial_indexes:
             columns.insert(0, row.status)
             value = wanted.status
             where += [tables.has_ended, tables.is_unsent, row.status.between(value, value)]

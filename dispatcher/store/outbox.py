@@ -206,7 +206,7 @@ class JoinedMessages:
         """
         connection = connection_of(session)
         backend = self._database.backend
-        if (theirs := backend.mismatch(connection)) is not None:
+        if (theirs := connection.dialect.name) not in backend.names:
             ours = backend.names[0]
             raise InvalidDraft("session", f"is on {theirs}", f"one on the dispatcher's {ours}")
         try:

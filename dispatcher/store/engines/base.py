@@ -83,7 +83,6 @@ class InsertFailed(Exception):
     """An INSERT past SQLAlchemy failed; ``perhaps_done``: the connection broke."""
 
     def __init__(self, *, perhaps_done: bool) -> None:
-        super().__init__("perhaps done" if perhaps_done else "not done")
         self.perhaps_done = perhaps_done
 
 
@@ -186,8 +185,6 @@ class StoreEngine(ABC):
     has_partial_indexes: ClassVar[bool] = True
     has_partitions: ClassVar[bool] = False
     """Whether ended messages lie in partitions of their own: an id is unique in each one alone."""
-    rebuilds_tables: ClassVar[bool] = False
-    """Whether a migration changes a table by making it anew."""
 
     file: Path | None = None
 
@@ -283,10 +280,6 @@ class StoreEngine(ABC):
             return True
         proxied = connection.connection.dbapi_connection
         return proxied is not None and connection.dialect.detect_autocommit_setting(proxied)
-
-    def mismatch(self, connection: sa.Connection) -> str | None:
-        name = connection.dialect.name
-        return None if name in self.names else name
 
     def encoding(self, _connection: sa.Connection) -> str:
         return "UTF8"

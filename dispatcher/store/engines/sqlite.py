@@ -28,7 +28,6 @@ class SQLiteEngine(StoreEngine):
     )
     shows = "PRAGMA {}"
     has_one_writer = True
-    rebuilds_tables = True
 
     def __init__(self, url: URL) -> None:
         super().__init__(url)
