@@ -8,10 +8,7 @@ transition read the store, or take status webhooks.
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
@@ -20,16 +17,12 @@ from dispatcher.errors import ReservationsUnavailable
 from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import LooseKeys
 from dispatcher.telemetry.journal import Event, Transition
-from dispatcher.telemetry.threads import started
+from dispatcher.telemetry.threads import Backlog
 
 if TYPE_CHECKING:
     from redis import Redis
 
-log = logging.getLogger(__name__)
-
-_COLLECT_SECONDS = 0.1
 _MOST_WAITING = 50_000
-_AT_ONCE = 1_000
 _BEGINNING = "0-0"
 _LEFT_OUT = frozenset({Transition.ENQUEUED, Transition.SNOOZED})
 """Steps that every message takes, or takes often, and that change nothing for its caller."""
@@ -52,30 +45,12 @@ class EventStream:
         self._connect = connect
         self._name = LooseKeys(namespace).events
         self._keep = keep
-        self._waiting: deque[Event] = deque()
-        self._dropped = 0
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._stopped = threading.Event()
+        self._backlog = Backlog("events", self._write, most=_MOST_WAITING)
+        self.close = self._backlog.close
 
     def on_event(self, event: Event) -> None:
-        if event.kind in _LEFT_OUT:
-            return
-        if len(self._waiting) >= _MOST_WAITING:
-            self._dropped += 1
-            return
-        self._waiting.append(event)
-        with self._lock:
-            if self._thread is None and not self._stopped.is_set():
-                self._thread = started(self._run, "events")
-
-    def close(self, timeout: float = 2.0) -> None:
-        """Write what waits, for so many seconds at most."""
-        self._stopped.set()
-        with self._lock:
-            thread = self._thread
-        if thread is not None:
-            thread.join(timeout)
+        if event.kind not in _LEFT_OUT:
+            self._backlog.add(event)
 
     def last(self) -> str:
         """Return the newest id, ``0-0`` where there is none. Raises ReservationsUnavailable."""
@@ -98,22 +73,7 @@ class EventStream:
         is_gap = many >= self._keep if last == _BEGINNING else not kept
         return [_read(each) for each in found], bool(found) and is_gap
 
-    def _run(self) -> None:
-        is_last = False
-        while not is_last:
-            is_last = self._stopped.wait(_COLLECT_SECONDS)
-            while self._waiting:
-                number = min(_AT_ONCE, len(self._waiting))
-                events = [self._waiting.popleft() for _ in range(number)]
-                dropped, self._dropped = self._dropped, 0
-                if dropped:
-                    log.warning("dropped %d events: Redis is too slow for them", dropped)
-                try:
-                    self._write(events)
-                except Exception as error:  # noqa: BLE001 - its thread must not end
-                    log.warning("dropped %d events: %s", number, error)
-
-    def _write(self, events: list[Event]) -> None:
+    def _write(self, events: Sequence[Event]) -> None:
         with translated(ReservationsUnavailable):
             pipeline = self._connect().pipeline(transaction=False)
             for event in events:

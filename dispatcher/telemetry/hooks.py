@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from uuid import UUID
@@ -18,13 +16,11 @@ from uuid import UUID
 from dispatcher.errors import InvalidSettings, StoreUnavailable, load_named, quoted
 from dispatcher.message import Message, Status
 from dispatcher.telemetry.journal import Event, Transition
-from dispatcher.telemetry.threads import started
+from dispatcher.telemetry.threads import Backlog
 
 log = logging.getLogger(__name__)
 
 _MOST_WAITING = 10_000
-_LAST_WORDS_SECONDS = 2.0
-_AT_ONCE = 500
 _AT_HAND = frozenset({Transition.SCHEDULED, Transition.RESCHEDULED})
 """Reported with the message that the statement returned: nothing is read."""
 _RETRY = dict.fromkeys((Status.SCHEDULED, Status.SENDING), "on_retry")
@@ -64,11 +60,8 @@ class Hooks:
             for kind, names in _NAMES.items()
             if not self._calls.keys().isdisjoint(names.values())
         }
-        self._waiting: deque[Event] = deque()
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._is_ending = False
-        self._dropped = self._in_hand = 0
+        self._backlog = Backlog("hooks", self._call_all, most=_MOST_WAITING)
+        self.close = self._backlog.close
 
     def on_event(self, event: Event) -> None:
         """Call the hook of an event, if the message still stands as the transition left it.
@@ -78,53 +71,7 @@ class Hooks:
         """
         if event.kind in self._hooked and (event.kind not in _AT_HAND or event.message is not None):
             # A message that is read later is not kept until then: its body may be long.
-            self._add(event if event.kind in _AT_HAND else event._replace(message=None))
-
-    def close(self, timeout: float = _LAST_WORDS_SECONDS) -> None:
-        """Tell what waits, for so many seconds at most."""
-        with self._changed:
-            self._is_ending = True
-            self._changed.notify()
-            thread = self._thread
-        if thread is not None:
-            thread.join(timeout)
-            if thread.is_alive():
-                log.warning(
-                    "hooks not called for %d messages: the process ended first",
-                    len(self._waiting) + self._in_hand,
-                )
-
-    def _add(self, event: Event) -> None:
-        with self._changed:
-            if len(self._waiting) < _MOST_WAITING:
-                self._waiting.append(event)
-            else:
-                self._dropped += 1
-            if self._thread is None and not self._is_ending:
-                self._thread = started(self._run, "hooks")
-            self._changed.notify()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._waiting:
-                    if self._is_ending:
-                        return
-                    self._changed.wait()
-                self._in_hand = min(_AT_ONCE, len(self._waiting))
-                events = [self._waiting.popleft() for _ in range(self._in_hand)]
-                dropped, self._dropped = self._dropped, 0
-            if dropped:
-                log.warning(
-                    "hooks not called for %d messages: the queue was full; make the hooks faster",
-                    dropped,
-                )
-            try:
-                self._call_all(events)
-            except Exception as error:  # noqa: BLE001 - its thread must not end
-                # Its text may quote a body.
-                kind = type(error).__name__
-                log.error("hooks not called for %d messages: %s", len(events), kind)  # noqa: TRY400 - same
+            self._backlog.add(event if event.kind in _AT_HAND else event._replace(message=None))
 
     def _call_all(self, events: Sequence[Event]) -> None:
         unread = [event.message_id for event in events if event.kind not in _AT_HAND]
@@ -138,7 +85,6 @@ class Hooks:
             name = "" if message is None else _NAMES[event.kind].get(message.status, "")
             if message is not None and name in self._calls:
                 self._call(name, message)
-            self._in_hand -= 1
 
     def _call(self, name: str, message: Message) -> None:
         try:

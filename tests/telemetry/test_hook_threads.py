@@ -71,7 +71,7 @@ def test_events_without_a_hook_are_not_read() -> None:
     tell(hooks, Transition.SNOOZED, row(Status.SCHEDULED))
     tell(hooks, Transition.RESCHEDULED, row(Status.SCHEDULED))
     hooks.close()
-    assert hooks._thread is None
+    assert hooks._backlog._thread is None
 
 
 def test_each_move_is_told_as_it_left_the_message_whatever_came_since() -> None:
@@ -171,12 +171,12 @@ def test_a_hanging_hook_holds_up_no_work_and_its_queue_is_bounded(
     tell(hooks, Transition.SCHEDULED, *(row() for _ in range(15)))
     hooks.close(timeout=0.05)
     assert time.monotonic() - started < 30, "it waited for the one that hangs"
-    assert "hooks not called for 11 messages" in caplog.text
+    assert "hooks: 11 notifications dropped" in caplog.text
     slow.may_end.set()
-    assert hooks._thread is not None
-    hooks._thread.join(60)
+    assert hooks._backlog._thread is not None
+    hooks._backlog._thread.join(60)
     assert slow.count == 11
-    assert "hooks not called for 5 messages" in caplog.text
+    assert "hooks: 5 notifications dropped" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def test_a_message_is_accepted_and_the_loss_is_logged_where_redis_takes_no_event
 ) -> None:
     telling.parts.plain_redis.set(telling.parts.events._name, "no stream")
     telling.submit("ada", send_in=HOUR)
-    wait_until(lambda: "dropped 1 events" in caplog.text)
+    wait_until(lambda: "events: 1 notifications dropped" in caplog.text)
 
 
 def test_a_listener_is_told_of_a_gap_while_it_listens_and_after_it_was_away(
