@@ -251,7 +251,7 @@ class App:
         return Spans()
 
     signs = wired(Signs, client=lambda app: app.plain_redis)
-    pulse = wired(Pulse, connect=lambda app: lambda: app.signs)
+    pulse = wired(Pulse)
 
     # Windows and permits.
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from functools import partial
 from threading import Event, Lock, Thread
 
 import redis
@@ -35,8 +34,6 @@ LOST_AFTER = timedelta(seconds=10)
 """How long after its last sign a process is taken for dead."""
 _REMEMBERED = timedelta(days=1)
 _PATIENCE_SECONDS = 5.0
-
-
 MISSED_INTERVALS = 10
 """After how many of its intervals a duty is taken for dead."""
 
@@ -132,10 +129,10 @@ class Signs:
 
 
 class Pulse:
-    """Lets this process give signs of life. ``connect`` is called in its thread."""
+    """Lets this process give signs of life, from a thread of its own."""
 
-    def __init__(self, connect: Callable[[], Signs], *, clock: Clock) -> None:
-        self._connect = connect
+    def __init__(self, signs: Signs, clock: Clock) -> None:
+        self._signs = signs
         self._clock = clock
         self._lock = Lock()
         self._stopped = Event()
@@ -172,22 +169,19 @@ class Pulse:
                 self._thread = started(self._beat, "signs of life")
 
     def _beat(self) -> None:
-        try:
-            signs = self._connect()
-        except Exception:
-            log.warning(
-                "no signs of life from this process: status and doctor will miss it", exc_info=True
-            )
-            return
-        say = partial(self._say, signs)
-        self._try_to(say)
-        while not self._stopped.wait(EVERY.total_seconds()):
-            self._try_to(say)
-        self._try_to(say)
-        for kind, name in self._own.items():
-            self._try_to(partial(signs.forget, kind, name))
+        is_last, wait = False, 0.0
+        while not is_last:
+            is_last = self._stopped.wait(wait)
+            wait = EVERY.total_seconds()
+            try:
+                self._say()
+                if is_last:
+                    for kind, name in self._own.items():
+                        self._signs.forget(kind, name)
+            except Unavailable as error:
+                log.debug("no sign of life was given: %s", error)
 
-    def _say(self, signs: Signs) -> None:
+    def _say(self) -> None:
         ages: dict[Kind, dict[str, timedelta]] = defaultdict(dict)
         for kind, name in dict(self._own).items():
             ages[kind][name] = timedelta(0)
@@ -197,17 +191,10 @@ class Pulse:
         for duty, at in dict(self._done).items():
             ages[Kind.DUTY][duty] = timedelta(seconds=now - at)
         for kind, ages_by_name in ages.items():
-            signs.note(kind, ages_by_name)
+            self._signs.note(kind, ages_by_name)
         with self._lock:
             rejected = self._rejected
         if rejected:
-            signs.count_rejected(rejected)
+            self._signs.count_rejected(rejected)
             with self._lock:
                 self._rejected -= rejected
-
-    @staticmethod
-    def _try_to(call: Callable[[], object]) -> None:
-        try:
-            call()
-        except Unavailable as error:
-            log.debug("no sign of life was given: %s", error)

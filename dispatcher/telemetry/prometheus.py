@@ -91,8 +91,8 @@ class Exposition:
     """Serves metrics and health from a thread, on ``port``; 0 is any that is free.
 
     ``/metrics`` has the counters of this worker's processes, and vitals; ``/livez`` and ``/readyz``
-    answer 200 or 503, with a line that says why. Only GET; any other path is not found. Raises
-    InvalidSettings where the port cannot be had.
+    answer 200 or 503, with a line that says why. Raises InvalidSettings where the port cannot be
+    had.
     """
 
     def __init__(
@@ -127,54 +127,36 @@ class Exposition:
 
 
 class _Handler(MetricsHandler):
-    """Answers one connection, in a thread of its own."""
-
     timeout = 10
     """Seconds that a client may be silent."""
     health: Health
 
     def do_GET(self) -> None:  # noqa: N802 - the library's name
-        answer = self._ANSWERS.get(urlsplit(self.path).path)
-        if answer is None:
-            self._say(HTTPStatus.NOT_FOUND, "not found: /metrics, /livez and /readyz are here")
-        else:
-            answer(self)
+        match urlsplit(self.path).path:
+            case "/metrics":
+                super().do_GET()
+            case "/livez" if (still := self.health.hangs_for()) is not None:
+                seconds = still.total_seconds()
+                self._fail(f"not alive: the main loop has stood still for {seconds:.0f} s")
+            case "/livez":
+                self._say(HTTPStatus.OK, "alive")
+            case "/readyz" if away := self.health.away():
+                self._fail(f"not ready: no answer from {', '.join(away)}")
+            case "/readyz":
+                self._say(HTTPStatus.OK, f"ready: {', '.join(self.health.servers)}")
+            case _:
+                self._say(HTTPStatus.NOT_FOUND, "not found: /metrics, /livez and /readyz are here")
 
-    def _refuse(self) -> None:
-        self._say(HTTPStatus.METHOD_NOT_ALLOWED, "only GET", Allow="GET")
+    def _fail(self, text: str) -> None:
+        self._say(HTTPStatus.SERVICE_UNAVAILABLE, text)
 
-    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse  # noqa: N815
-
-    def _livez(self) -> None:
-        if (still := self.health.hangs_for()) is None:
-            self._say(HTTPStatus.OK, "alive")
-        else:
-            text = f"the main loop has stood still for {still.total_seconds():.0f} s"
-            self._say(HTTPStatus.SERVICE_UNAVAILABLE, f"not alive: {text}")
-
-    def _readyz(self) -> None:
-        if away := self.health.away():
-            text = f"not ready: no answer from {', '.join(away)}"
-            self._say(HTTPStatus.SERVICE_UNAVAILABLE, text)
-        else:
-            self._say(HTTPStatus.OK, f"ready: {', '.join(self.health.servers)}")
-
-    def _say(self, status: HTTPStatus, text: str, **headers: str) -> None:
+    def _say(self, status: HTTPStatus, text: str) -> None:
         content = f"{text}\n".encode()
         self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
         self.send_header("Content-Type", "text/plain; charset=utf-8")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
-
-    _ANSWERS: Mapping[str, Callable[[_Handler], None]] = {
-        "/metrics": MetricsHandler.do_GET,
-        "/livez": _livez,
-        "/readyz": _readyz,
-    }
+        self.wfile.write(content)
 
 
 class VitalsCollector(Collector):

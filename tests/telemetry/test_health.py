@@ -75,10 +75,10 @@ def served(health: Health) -> Iterator[str]:
         exposition.close()
 
 
-def answer(address: str, path: str, method: str = "GET", *, seconds: float = 30) -> tuple[int, str]:
-    asked = urllib.request.Request(f"http://{address}{path}", method=method)
+def answer(address: str, path: str, *, seconds: float = 30) -> tuple[int, str]:
+    asked = f"http://{address}{path}"
     try:
-        with urllib.request.urlopen(asked, timeout=seconds) as found:  # noqa: S310 - ours
+        with urllib.request.urlopen(asked, timeout=seconds) as found:
             return found.status, found.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -224,13 +224,10 @@ def test_an_answer_names_servers_and_nothing_else(caplog: pytest.LogCaptureFixtu
     assert "canary" not in caplog.text
 
 
-def test_only_get_and_only_three_paths_are_answered() -> None:
+def test_only_three_paths_are_answered() -> None:
     with served(health_of(MovableClock())) as address:
         for path in ("/", "/health", "/livez/", "/metrics2", "/%2e%2e/metrics"):
             assert answer(address, path)[0] == 404, path
-        for method in ("HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"):
-            status, text = answer(address, "/livez", method)
-            assert (status, text) == (405, "" if method == "HEAD" else "only GET\n"), method
         assert answer(address, "/livez") == (200, "alive\n")
 
 

@@ -30,7 +30,7 @@ def signs(redis_client: redis.Redis) -> Signs:
 @pytest.fixture
 def pulse(signs: Signs) -> Iterator[Pulse]:
     """Give the pulse of this process."""
-    pulse = Pulse(lambda: signs, clock=SystemClock())
+    pulse = Pulse(signs, SystemClock())
     yield pulse
     pulse.stop()
 
@@ -46,9 +46,9 @@ def test_a_process_is_alive_for_a_while_after_its_last_sign(signs: Signs) -> Non
 
 def test_the_latest_sign_holds_and_very_old_ones_are_forgotten(signs: Signs) -> None:
     clock = MovableClock()
-    pulse = Pulse(lambda: signs, clock=clock)
+    pulse = Pulse(signs, clock)
     pulse._done["catch_up"] = clock.monotonic() - 60
-    pulse._say(signs)
+    pulse._say()
     signs.note(Kind.DUTY, {"rescue": 5 * SECOND})
     signs.note(Kind.DUTY, {"rescue": 50 * SECOND, "prune": timedelta(days=2)})
     catch_up, rescue = signs.read()[Kind.DUTY]
@@ -77,7 +77,7 @@ def test_a_process_says_that_it_lives_what_it_did_and_that_it_ended(
 def test_nothing_waits_for_a_redis_that_is_away() -> None:
     client = redis.Redis(port=1, retry=Retry(NoBackoff(), 0))
     away = Signs(client, namespace="signs")
-    pulse = Pulse(lambda: away, clock=SystemClock())
+    pulse = Pulse(away, SystemClock())
     pulse.start(Kind.BEAT, "beat@here")
     pulse.done("rescue")
     pulse.stop()
@@ -88,15 +88,3 @@ def test_nothing_waits_for_a_redis_that_is_away() -> None:
 def test_a_rebuild_leaves_signs_alone() -> None:
     glob = all_of("signs").rstrip("*")
     assert not LooseKeys("signs").signs(Kind.WORKER).startswith(glob)
-
-
-def test_settings_that_cannot_connect_end_the_pulse_quietly(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def connect() -> Signs:
-        raise ValueError
-
-    pulse = Pulse(connect, clock=SystemClock())
-    pulse.start(Kind.WORKER, "celery@here")
-    pulse.stop()
-    assert "no signs of life" in caplog.text
