@@ -62,7 +62,7 @@ class NoSendLogs(SendLogs):
     def open(self, message_ids: Sequence[UUID]) -> ClaimLog:
         """Return a log without a file."""
         del message_ids
-        return ClaimLog(uuid4(), None)
+        return ClaimLog(uuid4())
 
 
 def main(kills: int, pairs: int) -> None:

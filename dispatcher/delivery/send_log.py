@@ -20,7 +20,6 @@ a dead one left.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -31,43 +30,51 @@ from uuid import UUID, uuid4
 
 from dispatcher.file_modes import make_private
 
+if os.name == "posix":  # Windows, where programs may submit, has no send logs
+    import fcntl
+
 log = logging.getLogger(__name__)
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_LEFT_BY_LIVING = ".left"
-"""The suffix of a log that a living process has left to rescue."""
+_LEFT = "left"
+"""The last line of a log that a living process leaves to rescue."""
 _HEX_DIGITS = 32
 """Of a message's id."""
-# os.write releases the interpreter's lock; with 16 senders, taking it back costs 20 µs of processor
-# time a note. This call keeps the lock: 2 µs on a local disk. Where the disk is slow, all threads
-# of the process wait for it. Windows, where programs may submit, has no such library and no send
-# logs.
-if os.name == "posix":
-    import fcntl
-
-    _write_at_once = ctypes.PyDLL(None, use_errno=True).write
-    _write_at_once.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
-    _write_at_once.restype = ctypes.c_ssize_t
-
-
-LogFile = tuple[Path, int]
-"""A file, and its descriptor."""
 
 
 class ClaimLog:
-    """The file of one claim. ``mark`` is that of the claim in the store, and the file's name."""
+    """The file of one claim. ``mark`` is that of the claim in the store, and the file's name.
 
-    def __init__(self, mark: UUID, file: LogFile | None) -> None:
+    Without a ``descriptor`` it notes nothing.
+    """
+
+    def __init__(self, mark: UUID, path: Path | None = None, descriptor: int | None = None) -> None:
         self.mark = mark
-        self._file = file
+        self._path = path or Path()
+        self._descriptor = descriptor
         self._is_closed = self._is_kept = False
 
+    def write(self, line: str) -> bool:
+        """Write a line; return False where a part of it may be missing."""
+        if self._descriptor is None:
+            return True
+        data = line.encode() + b"\n"
+        problem: str | None = "only a part was written"
+        try:
+            if os.write(self._descriptor, data) == len(data):
+                return True
+        except OSError as error:
+            problem = error.strerror
+        log.warning(
+            "could not write to the send log %s: %s; without it all messages of the claim have an "
+            "unknown outcome if the worker is killed", self._path, problem,
+        )  # fmt: skip
+        return False
+
     def begin(self, message_id: UUID) -> bool:
-        file = self._file
-        if self._is_closed:
-            return False
+        """Note that a send begins; return False where it must not begin."""
         # Without a note the file must go: then it proves nothing, and the send may begin.
-        return file is None or _append(file, message_id.hex) or _delete(file[0])
+        return not self._is_closed and (self.write(message_id.hex) or _delete(self._path))
 
     def keep(self) -> None:
         """Let :meth:`close` leave the file to rescue: the store may still have the claim."""
@@ -76,9 +83,15 @@ class ClaimLog:
     def close(self) -> None:
         """Let no further send begin; delete the file or leave it."""
         self._is_closed = True
-        file, self._file = self._file, None
-        if file is not None:
-            (_leave if self._is_kept else _discard)(file)
+        descriptor = self._descriptor
+        if descriptor is None:
+            return
+        if self._is_kept and self.write(_LEFT):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child of this process may have the file, too
+        else:
+            _delete(self._path)  # while it is locked, so that no rescue reads it
+        self._descriptor = None
+        os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +116,9 @@ class SendLogs:
         Where no file can be made the log notes nothing.
         """
         mark = uuid4()
+        path = self._folder / mark.hex
         try:
-            file = _locked_file(self._folder / mark.hex)
+            descriptor = _locked_file(path)
         except OSError as error:
             if not self._has_warned:
                 self._has_warned = True
@@ -113,12 +127,13 @@ class SendLogs:
                     "claimed has an unknown outcome; set data_dir to a folder that it can write to",
                     self._folder, error.strerror,
                 )  # fmt: skip
-            return ClaimLog(mark, None)
+            return ClaimLog(mark)
         self._has_warned = False
-        if _append(file, " ".join([_seal(file[1]), *[each.hex for each in message_ids]])):
-            return ClaimLog(mark, file)
-        _discard(file)  # where it stays, its line has no end: it proves nothing
-        return ClaimLog(mark, None)
+        send_log = ClaimLog(mark, path, descriptor)
+        if send_log.write(" ".join([_seal(descriptor), *(id_.hex for id_ in message_ids)])):
+            return send_log
+        send_log.close()
+        return ClaimLog(mark)
 
     def consume(self, act: Callable[[LeftLog], object], *, limit: int) -> bool:
         """Call ``act`` with each log that is left, and delete the log when ``act`` has returned.
@@ -147,67 +162,19 @@ class SendLogs:
         return True
 
 
-def _locked_file(path: Path) -> LogFile:
-    """Make a file that is locked until it is closed. Raises OSError."""
+def _locked_file(path: Path) -> int:
+    """Make a file that is locked until it is closed; return its descriptor. Raises OSError."""
     _boot_id()  # without it a file would prove nothing
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
-    try:
-        file = path, os.open(path, flags, 0o600)
-    except FileNotFoundError:
-        make_private(path.parent)
-        file = path, os.open(path, flags, 0o600)
+    make_private(path.parent)
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         # A rescue that was faster deletes the empty file: then its notes prove nothing, either.
-        fcntl.flock(file[1], fcntl.LOCK_EX)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
     except BaseException:
-        _discard(file)
-        raise
-    return file
-
-
-def _leave(file: LogFile) -> None:
-    """Let the next rescue read a file of this process, which writes no more to it."""
-    path, descriptor = file
-    try:
-        path.rename(path.with_suffix(_LEFT_BY_LIVING))  # before: else it is that of a dead process
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child of this process may have the file, too
-    except OSError as error:
-        log.warning(
-            "could not leave the send log %s to rescue (%s): its unsent messages wait until "
-            "their claim ends", path, error.strerror,
-        )  # fmt: skip
         _delete(path)
-    os.close(descriptor)
-
-
-def _discard(file: LogFile) -> None:
-    path, descriptor = file
-    _delete(path)  # while it is locked, so that no rescue reads it
-    os.close(descriptor)
-
-
-def _append(file: LogFile, line: str) -> bool:
-    path, descriptor = file
-    data = line.encode() + b"\n"
-    try:
-        if _write(descriptor, data) == len(data):
-            return True
-        problem: str | None = "only a part was written"
-    except OSError as error:
-        problem = error.strerror
-    log.warning(
-        "could not write to the send log %s: %s; without it all messages of the claim have an "
-        "unknown outcome if the worker is killed", path, problem,
-    )  # fmt: skip
-    return False
-
-
-def _write(descriptor: int, data: bytes) -> int:
-    written: int = _write_at_once(descriptor, data, len(data))
-    if written < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return written
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _delete(path: Path) -> bool:
@@ -231,11 +198,9 @@ def _read(path: Path, descriptor: int) -> LeftLog | None:
         if seal != _seal(descriptor):
             return None
         begun = {note[-_HEX_DIGITS:] for note in notes}
-        unbegun = [message_id for message_id in claimed.split() if message_id not in begun]
-        died = path.suffix != _LEFT_BY_LIVING
-        return LeftLog(UUID(path.stem), tuple(map(UUID, unbegun)), died)
-    except FileNotFoundError:
-        return None  # its worker has just left it under another name
+        unbegun = tuple(UUID(id_) for id_ in claimed.split() if id_ not in begun)
+        died = not (notes and notes[-1].endswith(_LEFT))
+        return LeftLog(UUID(path.name), unbegun, died)
     except (OSError, ValueError) as error:
         log.warning(
             "could not read the send log %s (%s): its messages wait until their claim ends",

@@ -125,18 +125,12 @@ def test_a_log_that_a_rescue_deletes_before_it_is_locked_proves_nothing(
 
 
 def test_a_log_that_its_worker_leaves_is_read_although_a_child_process_has_it_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     log = SendLogs(tmp_path).open(IDS)
-    assert log._file is not None
-    of_child = os.dup(log._file[1])
-    real = Path.rename
-
-    def rescued_first(path: Path, target: Path) -> Path:
-        assert left_in(tmp_path) == [], "until then it would be that of a dead process"
-        return real(path, target)
-
-    monkeypatch.setattr(Path, "rename", rescued_first)
+    assert log._descriptor is not None
+    of_child = os.dup(log._descriptor)
+    assert left_in(tmp_path) == []
     log.keep()
     log.close()
     assert left_in(tmp_path) == [LeftLog(log.mark, IDS, died=False)]
@@ -172,16 +166,18 @@ def test_a_note_behind_one_that_was_cut_counts(
     log = SendLogs(tmp_path).open(IDS)
     unlink = Path.unlink
 
+    write = os.write
+
     def cut(file: int, data: bytes) -> int:
-        return os.write(file, data[:3])
+        return write(file, data[:3])
 
     def fail(*_: object, **__: object) -> None:
         raise OSError(13, "Permission denied")
 
-    monkeypatch.setattr("dispatcher.delivery.send_log._write", cut)
+    monkeypatch.setattr("os.write", cut)
     monkeypatch.setattr(Path, "unlink", fail)
     assert not log.begin(IDS[0])
-    monkeypatch.setattr("dispatcher.delivery.send_log._write", os.write)
+    monkeypatch.setattr("os.write", write)
     assert log.begin(IDS[1]), "it is noted, and sent"
     monkeypatch.setattr(Path, "unlink", unlink)
     log.keep()
@@ -261,7 +257,7 @@ def test_a_note_that_the_disk_has_no_room_for_is_noticed(
 ) -> None:
     log = SendLogs(tmp_path).open(IDS)
     full = os.open("/dev/full", os.O_WRONLY)
-    path, descriptor = vars(log)["_file"]
+    path, descriptor = vars(log)["_path"], vars(log)["_descriptor"]
     os.dup2(full, descriptor)
     os.close(full)
     assert log.begin(IDS[0])
@@ -274,7 +270,7 @@ def test_nothing_is_sent_where_neither_a_note_nor_a_deletion_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = SendLogs(tmp_path).open(IDS)
-    monkeypatch.setattr("dispatcher.delivery.send_log._write", lambda *_: 3)
+    monkeypatch.setattr("os.write", lambda *_: 3)
 
     def fail(*_: object, **__: object) -> None:
         raise OSError(30, "Read-only file system")
@@ -288,9 +284,9 @@ def test_a_log_that_is_gone_when_it_is_to_be_left_leaves_no_open_file(
 ) -> None:
     logs = SendLogs(tmp_path)
     log = logs.open(IDS)
-    monkeypatch.setattr("dispatcher.delivery.send_log._write", lambda *_: 3)
-    assert log.begin(IDS[0]), "the disk is full: the log is deleted"
-    monkeypatch.setattr("dispatcher.delivery.send_log._write", os.write)
+    with monkeypatch.context() as patched:
+        patched.setattr("os.write", lambda *_: 3)
+        assert log.begin(IDS[0]), "the disk is full: the log is deleted"
     log.keep()
     before = len([*Path("/proc/self/fd").iterdir()])
     log.close()

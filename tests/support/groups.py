@@ -16,5 +16,5 @@ _BARE: Any = SimpleNamespace(clock=SystemClock(), settings=Settings())
 
 
 def a_group(shared: Shared = _BARE) -> Group:
-    log = ClaimLog(uuid4(), None)
+    log = ClaimLog(uuid4())
     return Group(shared, {}, (), claimed_at=0.0, send_log=log)
