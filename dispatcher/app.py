@@ -514,16 +514,8 @@ class App:
         self.stop_flag[0] = 1
 
     def finish_sending(self) -> bool:
-        """Wait for the sends that no task waits for; return whether all ended.
-
-        Before that, messages that came and were not claimed are noted for ``enqueue_due``.
-        """
-        if "delivery" not in vars(self):
-            return True
-        waiting = self.group_queue.take_waiting() if "group_queue" in vars(self) else []
-        if unclaimed := [*self.delivery.take_unclaimed(), *waiting]:
-            self.sweep.enqueue_again(unclaimed)
-        return self.delivery.finish()
+        """Wait for the sends that no task waits for; return whether all ended."""
+        return "delivery" not in vars(self) or self.delivery.finish()
 
     def close_sending(self) -> None:
         """Close the connections to the providers, once no send is under way.

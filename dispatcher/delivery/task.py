@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from heapq import heappop, heappush
+from itertools import count
 from uuid import UUID
 
 from dispatcher.celery.queue import EARLY
@@ -46,15 +48,14 @@ class Delivery:
         # Groups are due within this length; the task of one comes a little before the first.
         self._ahead = shared.settings.coalesce + 2 * EARLY
         self._lasting = LastingSends()
-        self._unclaimed: deque[UUID] = deque()
 
     def deliver(self, message_ids: Sequence[UUID], *, to_the_end: bool = True) -> int:
         """Deliver what is due of these messages; return how many were sent with success.
 
         When it returns, every send has ended. Without ``to_the_end`` it returns once each send has
         begun or its message is put back; sends that last are recorded later. Messages that are not
-        scheduled any more are skipped: their task was a repeat. Raises StoreUnavailable when
-        nothing can be claimed; the sweep enqueues the messages again.
+        scheduled any more are skipped: their task was a repeat. What a stop kept from being claimed
+        is enqueued by the next sweep. Raises StoreUnavailable when nothing can be claimed.
         """
         sent, ids = 0, list(message_ids)
         while ids and not self.shared.is_stopping:
@@ -73,7 +74,8 @@ class Delivery:
             self._lead(group, to_the_end=to_the_end)
             sent += group.sent
             ids = self._wait_for_early(ids, claims) if len(claims) < len(ids) else []
-        self._unclaimed.extend(ids)
+        if ids:
+            self.shared.claims.enqueue_when_due(ids)
         return sent
 
     def _lead(self, group: Group, *, to_the_end: bool) -> None:
@@ -89,14 +91,6 @@ class Delivery:
                 group.pause()
         if group.error:
             raise group.error
-
-    @property
-    def is_stopping(self) -> bool:
-        return self.shared.is_stopping
-
-    def take_unclaimed(self) -> list[UUID]:
-        """Return, and forget, the messages that a stop kept from being claimed."""
-        return [self._unclaimed.popleft() for _ in range(len(self._unclaimed))]
 
     def finish(self, timeout: float | None = None) -> bool:
         """Wait for the sends that no task waits for; return whether all have ended.
@@ -206,8 +200,8 @@ def _goes_on(group: Group) -> bool:
 @dataclass(slots=True)
 class _ChannelQueue:
     under_way: int = 0
-    again: deque[Sequence[UUID]] = field(default_factory=deque)
-    first: deque[Sequence[UUID]] = field(default_factory=deque)
+    waiting: list[tuple[bool, int, Sequence[UUID]]] = field(default_factory=list)
+    """A heap: those that come again before those that come for the first time, each in order."""
 
 
 class GroupQueue:
@@ -224,59 +218,44 @@ class GroupQueue:
         self._delivery = delivery
         self._at_once = at_once
         self._lock = threading.Lock()
+        self._numbers = count()
         self._channels: dict[str, _ChannelQueue] = defaultdict(_ChannelQueue)
 
     def deliver(self, message_ids: Sequence[UUID], channel: str, *, is_first: bool = True) -> None:
         """Deliver a group now, or leave it to a thread that is at work on this channel.
 
-        It returns when the group has begun. Raises StoreUnavailable when nothing can be claimed;
-        the sweep enqueues again what was to be delivered, and what waits here.
+        It returns when the group has begun, and raises the first error of the groups that this
+        thread began. Without the store none can be claimed, so what waits is left to the sweep.
         """
         queue = self._channels[channel]
         with self._lock:
             if queue.under_way >= self._at_once:
-                if len(queue.again) + len(queue.first) < _MOST_WAITING:
-                    (queue.first if is_first else queue.again).append(message_ids)
+                if len(queue.waiting) < _MOST_WAITING:
+                    heappush(queue.waiting, (is_first, next(self._numbers), message_ids))
                 else:
                     log.info("channel %s: this worker's queue is full; enqueue_due enqueues %d "
                              "messages again", channel, len(message_ids))  # fmt: skip
                 return
             queue.under_way += 1
         group: Sequence[UUID] | None = message_ids
-        failure: Exception | None = None
-        try:
-            while group:
-                try:
-                    self._delivery.deliver(group, to_the_end=False)
-                except StoreUnavailable:
-                    raise  # none of those that wait can be claimed either
-                except Exception as error:  # noqa: BLE001 - theirs alone: the others go on
-                    kind = type(error).__name__  # its text may quote a body
-                    log.error(  # noqa: TRY400 - its text may quote a body
-                        "channel %s: a group of %d messages failed (%s); they are rescued; the "
-                        "traceback of the task says why", channel, len(group), kind,
-                    )  # fmt: skip
-                    failure = failure or error
-                with self._lock:
-                    waiting = queue.again or queue.first
-                    is_next = waiting and not self._delivery.is_stopping
-                    group = waiting.popleft() if is_next else None
-                    queue.under_way -= group is None
-        except BaseException:
+        failure: BaseException | None = None
+        while group is not None:
+            goes_on = True
+            try:
+                self._delivery.deliver(group, to_the_end=False)
+            except BaseException as error:  # noqa: BLE001 - raised once no group waits
+                failure = failure or error
+                goes_on = isinstance(error, Exception) and not isinstance(error, StoreUnavailable)
+                left = 0 if goes_on else sum(len(ids) for *_, ids in queue.waiting)
+                log.error(  # noqa: TRY400 - its text may quote a body
+                    "channel %s: a group of %d messages failed (%s); enqueue_due enqueues %d "
+                    "messages again that waited for it",
+                    channel, len(group), type(error).__name__, left,
+                )  # fmt: skip
             with self._lock:
-                left, queue.again, queue.first = [*queue.again, *queue.first], deque(), deque()
-                queue.under_way -= 1
-            if left:
-                log.warning("channel %s: a group failed; enqueue_due enqueues %d messages again",
-                            channel, sum(map(len, left)))  # fmt: skip
-            raise
-        if failure:
+                if not goes_on:
+                    queue.waiting.clear()
+                group = heappop(queue.waiting)[-1] if queue.waiting else None
+                queue.under_way -= group is None
+        if failure is not None:
             raise failure
-
-    def take_waiting(self) -> list[UUID]:
-        with self._lock:
-            queues = [each for some in self._channels.values() for each in (some.again, some.first)]
-            groups = [group for each in queues for group in each]
-            for each in queues:
-                each.clear()
-        return [message_id for group in groups for message_id in group]

@@ -211,12 +211,12 @@ class Claims:
         return dict(tuple(row) for row in rows)
 
     def enqueue_when_due(self, message_ids: Sequence[UUID]) -> None:
-        """Let maintenance enqueue these when they are due: their task came far too early."""
+        """Let maintenance enqueue these when they are due, or now: no task has them any more."""
         messages = self._tables.messages
         these = (messages.c.id.in_(message_ids), self._tables.is_scheduled)
         is_later = messages.c.enqueue_at > messages.c.next_attempt_at
         change = sa.update(messages).where(*these, is_later)
-        self._database.execute(change.values(enqueue_at=messages.c.next_attempt_at))
+        self._database.execute(change.values(enqueue_at=_starts_at(messages.c.next_attempt_at)))
 
     def record(
         self, successes: Sequence[Success], failures: Sequence[Failure], *, enqueue_in: timedelta
@@ -384,6 +384,7 @@ def _take(tables: Tables) -> sa.Update:
 
 
 def _starts_at(due_at: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """Return the present, or when the message is due."""
     return sa.case((due_at > _NOW, due_at), else_=_NOW)
 
 
