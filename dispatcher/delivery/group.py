@@ -55,8 +55,7 @@ LONGEST_CLAIM_SECONDS = 600.0
 class Shared:
     """What the tasks, senders and groups of a process share.
 
-    ``jitter`` gives random numbers from 0 to 1 for the wait before a retry. ``stop_flag`` is one
-    byte, which processes may share.
+    ``jitter`` gives random numbers from 0 to 1 for the wait before a retry.
     """
 
     settings: Settings
@@ -76,7 +75,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class EndedSend:
-    """A send that came to an end, at a time of the monotonic clock. ``record`` is to be recorded.
+    """A send that ended ``at`` a time of the monotonic clock, and what is to be recorded of it.
 
     It began ``late_by`` seconds after the promised time of its message.
     """
@@ -84,10 +83,6 @@ class EndedSend:
     record: Success | Failure
     at: float
     late_by: float
-
-    @property
-    def claim(self) -> Claim:
-        return self.record.claim
 
 
 Report = EndedSend | timedelta | BaseException
@@ -260,9 +255,8 @@ class Group:
         """Put back messages that were not sent, each with the wait until it is due, and its permit.
 
         Maintenance enqueues them ``enqueue_in`` after that, by default as soon as the horizon
-        allows. Return whether the store has put them back; else they stay claimed until ``rescue``,
-        which reads the send log. Permits are given back also where none was granted: a rebuild may
-        have restored some for these claims.
+        allows. Return whether the store has put them back; else ``rescue`` does, by the send log.
+        Permits are given back also where none was granted: a rebuild may have restored some.
         """
         shared = self._shared
         is_stored = True
@@ -284,15 +278,17 @@ class Group:
 
         Those that are due again before the sweep runs are enqueued.
         """
-        settings = self._shared.settings
-        limit = settings.sweep_interval * 2
+        shared = self._shared
+        limit, grace = shared.settings.sweep_interval * 2, shared.settings.enqueue_grace
         soon = [(claim, wait) for claim, wait in refused if wait <= limit]
         later = [(claim, wait) for claim, wait in refused if wait > limit]
-        if later and self.put_back(later):
-            self._tell_snoozed(later)
-        if soon and self.put_back(soon, enqueue_in=settings.enqueue_grace):
-            self._tell_snoozed(soon)
-            self._enqueue(soon)
+        for unsent, enqueue_in in ((later, None), (soon, grace)):
+            if not unsent or not self.put_back(unsent, enqueue_in=enqueue_in):
+                continue
+            for claim, wait in unsent:
+                shared.journal.tell(Transition.SNOOZED, claim.message, wait_seconds=wait)
+            if unsent is soon:
+                self._enqueue(soon)
 
     def _ask(self) -> None:
         """Ask for permits, if it is time to; give the senders what is granted."""
@@ -422,13 +418,13 @@ class Group:
             if len(ended) == 1 and (plainer := _with_plainer_text(ended[0])) is not None:
                 log.warning(
                     "message %s: the database refused the text of its outcome, recorded without "
-                    "what it cannot store: %s", ended[0].claim.message.id, error,
+                    "what it cannot store: %s", ended[0].record.claim.message.id, error,
                 )  # fmt: skip
                 return self._record([plainer])
             text = "could not record %d outcomes, their messages will be rescued: %s"
             log.error(text, len(ended), error)  # noqa: TRY400 - the traceback would say no more
         self._shared.journal.attempted(
-            (send.claim.message, send.record.outcome.value, send.late_by) for send in ended
+            (send.record.claim.message, send.record.outcome.value, send.late_by) for send in ended
         )
         fault("deliver.after_record")
         self._settle_permits(ended)
@@ -458,17 +454,13 @@ class Group:
 
     def _settle_permits(self, ended: Sequence[EndedSend]) -> None:
         now = self._shared.clock.monotonic()
-        used = [(permit_of(send.claim), timedelta(seconds=now - send.at)) for send in ended]
+        used = [(permit_of(send.record.claim), timedelta(seconds=now - send.at)) for send in ended]
         try:
             self._shared.permits.settle(used)
         except LimitersUnavailable as error:
             log.warning(
                 "could not settle %d permits, they stay counted for longer: %s", len(used), error
             )
-
-    def _tell_snoozed(self, snoozed: Sequence[tuple[Claim, timedelta]]) -> None:
-        for claim, wait in snoozed:
-            self._shared.journal.tell(Transition.SNOOZED, claim.message, wait_seconds=wait)
 
     def _enqueue(self, snoozed: Sequence[tuple[Claim, timedelta]]) -> None:
         now = self._shared.clock.now()

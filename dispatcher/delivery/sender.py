@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from dispatcher.delivery.group import NO_WAIT, EndedSend, Group, Report, Shared
-from dispatcher.errors import (
-    LimitersUnavailable,
-    PerhapsSent,
-    PermanentFailure,
-    TemporaryFailure,
-)
+from dispatcher.errors import LimitersUnavailable, PerhapsSent, PermanentFailure, TemporaryFailure
 from dispatcher.faults import fault
 from dispatcher.message import Outcome, storable_text
 from dispatcher.store.claims import Claim, Failure, Success
 from dispatcher.transports import Transport
-
-if TYPE_CHECKING:
-    from dispatcher.telemetry.spans import Spans
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +56,7 @@ class Sender:
         wait = group.refusal(claim, now)  # the note may have waited for a slow disk
         if wait is not None:
             return wait, None
-        record = self._call_traced(group, claim, self._shared.spans)
+        record = self._call_traced(group, claim)
         fault("deliver.after_send")
         # Counted at its end: a send is never later than that, so never counted too early.
         ended_at = clock.monotonic()
@@ -73,7 +64,8 @@ class Sender:
         in_time = ended_at - now < self._timeout * _IN_TIME
         return EndedSend(record, ended_at, late_by), isinstance(record, Success) or in_time
 
-    def _call_traced(self, group: Group, claim: Claim, spans: Spans | None) -> Success | Failure:
+    def _call_traced(self, group: Group, claim: Claim) -> Success | Failure:
+        spans = self._shared.spans
         if spans is None:
             return self._call_transport(group, claim)
         with spans.delivering(claim.message) as came_to:
@@ -83,68 +75,50 @@ class Sender:
 
     def _call_transport(self, group: Group, claim: Claim) -> Success | Failure:
         """Give one message to its transport: the only line that reaches the world."""
-        message = claim.message
         try:
-            receipt = self._transport.send(message)
-        except PermanentFailure as error:
-            return Failure(claim, Outcome.PERMANENT, _text(error), None, type(error).__name__)
-        except PerhapsSent as error:
-            return self._failure(claim, error, Outcome.UNKNOWN)
-        except TemporaryFailure as error:
-            counts = not self._close(group, error)
-            return self._failure(
-                claim,
-                error,
-                Outcome.TEMPORARY,
-                at_least=_kept_wait(error.retry_after),
-                counts=counts,
-            )
+            receipt = self._transport.send(claim.message)
         except Exception as error:  # noqa: BLE001 - a transport may raise anything
-            # It may be with the provider: a line that broke, say.
-            log.warning(
-                "message %s: its transport raised %s, none of TemporaryFailure, PermanentFailure "
-                "and PerhapsSent; its outcome is unknown", message.id, type(error).__name__,
-            )  # fmt: skip
-            return self._failure(claim, error, Outcome.UNKNOWN)
+            return self._failure(group, claim, error)
         return Success(claim, None if receipt is None else storable_text(receipt))
 
-    def _close(self, group: Group, error: TemporaryFailure) -> bool:
-        """Send nothing more on the channel until its provider wants to be asked. Return whether.
-
-        Such a failure says nothing of the message, so it uses up none of its attempts.
-        """
-        wait = _kept_wait(error.retry_after)
-        if not error.closes_channel or not wait:
-            return False
-        group.close(self._channel, self._shared.clock.monotonic() + wait.total_seconds())
-        try:
-            self._shared.permits.close(self._channel, wait)
-        except LimitersUnavailable as unavailable:
-            log.warning(
-                "could not close channel %s to other workers: %s", self._channel, unavailable
-            )
-        return True
-
-    def _failure(
-        self,
-        claim: Claim,
-        error: BaseException,
-        outcome: Outcome,
-        *,
-        at_least: timedelta = NO_WAIT,
-        counts: bool = True,
-    ) -> Failure:
-        message = claim.message
+    def _failure(self, group: Group, claim: Claim, error: Exception) -> Failure:
+        message, kind = claim.message, type(error).__name__
+        text = storable_text(f"{kind}: {storable_text(error)}")
+        outcome, asked, counts = Outcome.UNKNOWN, NO_WAIT, True
+        match error:
+            case PermanentFailure():
+                return Failure(claim, Outcome.PERMANENT, text, None, kind)
+            case TemporaryFailure():
+                outcome, asked = Outcome.TEMPORARY, _kept_wait(error.retry_after)
+                if error.closes_channel and asked:
+                    # It says nothing of the message, so it uses up none of its attempts.
+                    counts = False
+                    self._close(group, asked)
+            case PerhapsSent():
+                ...
+            case _:  # it may be with the provider: a line that broke, say
+                log.warning(
+                    "message %s: its transport raised %s, none of TemporaryFailure, "
+                    "PermanentFailure and PerhapsSent; its outcome is unknown", message.id, kind,
+                )  # fmt: skip
         wait = None
         if message.attempt_count < message.max_attempts or not counts:
             channel = self._shared.settings.channels[message.channel]
-            wait = at_least + backoff(
+            wait = asked + backoff(
                 message.attempt_count,
                 base=channel.backoff_base,
                 longest=channel.backoff_longest,
                 jitter=self._shared.jitter(),
             )
-        return Failure(claim, outcome, _text(error), wait, type(error).__name__, counts)
+        return Failure(claim, outcome, text, wait, kind, counts)
+
+    def _close(self, group: Group, wait: timedelta) -> None:
+        """Send nothing more on the channel until its provider wants to be asked."""
+        group.close(self._channel, self._shared.clock.monotonic() + wait.total_seconds())
+        try:
+            self._shared.permits.close(self._channel, wait)
+        except LimitersUnavailable as error:
+            log.warning("could not close channel %s to other workers: %s", self._channel, error)
 
 
 def backoff(attempt: int, *, base: timedelta, longest: timedelta, jitter: float) -> timedelta:
@@ -158,10 +132,6 @@ def backoff(attempt: int, *, base: timedelta, longest: timedelta, jitter: float)
     """
     ceiling: timedelta = min(base * (1 << min(attempt - 1, 32)), longest)
     return ceiling * jitter
-
-
-def _text(error: BaseException) -> str:
-    return storable_text(f"{type(error).__name__}: {storable_text(error)}")
 
 
 def _kept_wait(retry_after: object) -> timedelta:
