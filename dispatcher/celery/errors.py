@@ -11,28 +11,17 @@ from kombu.exceptions import VersionMismatch
 from dispatcher.errors import QueueUnavailable
 from dispatcher.redis import errors as of_redis
 
-_REFUSALS: tuple[tuple[int, str, str, str], ...] = (
-    (
-        403,
-        "Login was refused",
-        "the broker refuses the user or the password",
-        "correct them in broker_url",
+_REFUSALS: dict[object, tuple[str, str]] = {
+    403: (
+        "the broker refuses the user or the password, or a right of the user",
+        "correct them in broker_url, or give the user all rights there",
     ),
-    (
-        403,
-        "",
-        "the user lacks a right in the virtual host of the broker",
-        "give it all rights there",
+    530: (
+        "the broker has no such virtual host, or the user lacks the right to it",
+        "create it, grant the right, or correct broker_url",
     ),
-    (530, "not found", "the broker has no such virtual host", "create it, or correct broker_url"),
-    (
-        530,
-        "",
-        "the user lacks the right to the virtual host of the broker",
-        "grant it, or correct broker_url",
-    ),
-)
-"""AMQP's refusals of a client: code, a part of its text, meaning, remedy."""
+}
+"""Meaning and remedy of AMQP's refusals of a client, by their code."""
 _FITTING_VERSIONS = "install 'kombu<5.7', or redis 6.1 or newer"
 """The remedy where kombu refuses the installed redis-py."""
 
@@ -41,9 +30,9 @@ def translated(error: Exception, what: str) -> QueueUnavailable:
     """Return an error of kombu as ours. ``what`` says what failed."""
     if isinstance(error, VersionMismatch):
         return QueueUnavailable(f"{what}: {error}", remedy=_FITTING_VERSIONS)
-    for code, part, reason, remedy in _REFUSALS:
-        if getattr(error, "reply_code", None) == code and part in str(error):
-            return QueueUnavailable(reason, remedy=remedy)
+    if (code := getattr(error, "reply_code", 0)) in _REFUSALS:
+        reason, remedy = _REFUSALS[code]
+        return QueueUnavailable(reason, remedy=remedy)
     cause = error.__cause__ or error  # kombu puts errors of the line into one of its own
     if isinstance(cause, redis.RedisError):
         helps = of_redis.remedy(cause).replace("redis_url", "broker_url")

@@ -6,7 +6,7 @@ The app is the dispatcher's own, or one of the user's that the dispatcher is ins
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -107,16 +107,14 @@ class BrokerProbe:
     def ask(self) -> None:
         """Return when the broker has answered, perhaps on a new line. Raises QueueUnavailable."""
         with _translated("the broker does not answer"):
-            if self._connection is not None:
-                with suppress(Exception):  # whatever it is, a new connection decides
-                    self._ask()
-                    return
-                self.close()
+            is_new = self._connection is None
             try:
                 self._ask()
             except Exception:
                 self.close()
-                raise
+                if is_new:
+                    raise
+                self.ask()
 
     def close(self) -> None:
         """End the connection, without a word to a broker that may not answer."""

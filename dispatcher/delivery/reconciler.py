@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID
 
@@ -42,25 +42,15 @@ OnRows = Callable[[int, int], object]
 
 @dataclass(frozen=True, slots=True)
 class ReconcileResult:
-    """What one ``reconcile`` did.
+    """``rebuilt`` parts of Redis, and ``restored`` reservations: missing, or at another time.
 
-    ``rebuilt`` parts of Redis, ``restored`` reservations that were missing or at another time than
-    in the store, ``confirmed`` ones that the store knows, ``released`` ones that it does not or no
-    longer needs.
+    ``confirmed`` ones that the store knows, ``released`` ones that it does not or no longer needs.
     """
 
     rebuilt: int = 0
     restored: int = 0
     confirmed: int = 0
     released: int = 0
-
-
-@dataclass(slots=True)
-class _Left:
-    """What a run leaves to the next one: messages, and how many entries of them in each shard."""
-
-    message_ids: set[UUID] = field(default_factory=set)
-    entries: Counter[ShardKeys] = field(default_factory=Counter)
 
 
 @dataclass(kw_only=True)
@@ -111,41 +101,33 @@ class Reconciler:
         here leaves its shards closed, until reconcile takes them over. Raises InvalidValue,
         ReservationsUnavailable, StoreUnavailable.
         """
-        chosen = self._chosen(shards)
+        known = range(self.settings.shards)
+        chosen = list(known) if shards is None else sorted(set(shards))
+        for shard in chosen:
+            if shard not in known:
+                raise InvalidValue("shards", f"there is no shard {shard}", f"0 to {known[-1]}")
         rows = self.store.count_reservations(memory=self.upkeep.memory)
         # Each group waits for the settle time, which is longer than few rows take.
         at_once = len(chosen) if rows <= _FEW_ROWS else _SHARDS_AT_ONCE
-        groups = [
-            chosen[start : start + at_once] for start in range(0, len(chosen), max(1, at_once))
-        ]
-        total = rows * len(groups)
+        starts = range(0, len(chosen), max(1, at_once))
         read = 0
         rebuilt: list[int] = []
 
-        def tell(rows: int) -> None:
+        def tell(rows_read: int) -> None:
             nonlocal read
-            read += rows
+            read += rows_read
             if progress is not None:
-                progress(read, max(read, total))
+                progress(read, max(read, rows * len(starts)))
 
         tell(0)
-        for group in groups:
-            rebuild = self.upkeep.close(group)
+        for start in starts:
+            rebuild = self.upkeep.close(chosen[start : start + at_once])
             if rebuild is None:
                 continue
             opened = self._rebuild(rebuild, self.settings.settle, tell)
             if opened == len(rebuild.shards):
                 rebuilt += [keys.shard for keys in rebuild.shards]
         return tuple(rebuilt)
-
-    def _chosen(self, shards: Collection[int] | None) -> list[int]:
-        known = range(self.settings.shards)
-        if shards is None:
-            return list(known)
-        for shard in shards:
-            if not isinstance(shard, int) or shard not in known:
-                raise InvalidValue("shards", f"there is no shard {shard}", f"0 to {known[-1]}")
-        return sorted(set(shards))
 
     def _rebuild(
         self, rebuild: Rebuild, settle: timedelta, tell: Callable[[int], None] | None = None
@@ -205,9 +187,9 @@ class Reconciler:
 
     def _bring_all_forward(self) -> None:
         """Let all snoozed messages be due: their turns came from logs that are gone."""
-        count = 0
-        for snoozed in self.store.snoozed(batch=BATCH):
-            count += len(self.store.bring_forward(snoozed))
+        count = sum(
+            len(self.store.bring_forward(snoozed)) for snoozed in self.store.snoozed(batch=BATCH)
+        )
         if count:
             log.info("%d snoozed messages are due now: the permit logs were rebuilt", count)
 
@@ -219,47 +201,46 @@ class Reconciler:
             return 0
         longest = max(grace, self.settings.transaction_grace)
         created = (min(unchecked.values()) - longest, max(unchecked.values()) + grace)
-        restored = 0
-        for page in self.store.reservations(
-            memory=self.upkeep.memory, batch=BATCH, created=created
-        ):
-            restored += self.upkeep.restore_missing(self._reserved(page))
+        pages = self.store.reservations(memory=self.upkeep.memory, batch=BATCH, created=created)
+        restored = sum(self.upkeep.restore_missing(self._reserved(page)) for page in pages)
         self.upkeep.mark_checked(unchecked)
         return restored
 
     def _settle_unconfirmed(self) -> Counter[str]:
         did: Counter[str] = Counter(confirmed=0, released=0, corrected=0)
-        left = _Left()
-        in_batches(lambda limit: self._settle_batch(limit, did, left))
-        return did
+        left: set[UUID] = set()
+        entries_left: Counter[ShardKeys] = Counter()
 
-    def _settle_batch(self, limit: int, did: Counter[str], left: _Left) -> int:
-        entries = self.upkeep.unconfirmed(
-            older_than=self.settings.reconcile_grace, limit=limit, skip=left.entries
-        )
-        if not entries:
-            return 0
-        holding = self.store.reserved_times([entry.message_id for entry in entries])
-        being_moved = self._bar_moves(entries, holding)
-        fault("reconcile.after_look_up")
-        settled = Settled({}, set(), set())
-        if missing := {entry.message_id for entry in entries} - holding.keys():
-            # They hold no reservation by the store: from now on they are never stored.
-            settled = self.void_ids.give_up(list(missing))
-            fault("reconcile.after_giving_up")
-        holding |= settled.holding
-        left.message_ids |= settled.under_way | being_moved
-        left.entries.update(e.keys for e in entries if e.message_id in left.message_ids)
-        decided = [
-            entry._replace(before_ms=_EVER) if entry.message_id in settled.void else entry
-            for entry in entries
-            if entry.message_id not in left.message_ids
-        ]
-        did["corrected"] += self.upkeep.confirm(decided, holding)
-        confirmed = sum(entry.message_id in holding for entry in decided)
-        did["confirmed"] += confirmed
-        did["released"] += len(decided) - confirmed
-        return len(entries)
+        def settle(limit: int) -> int:
+            entries = self.upkeep.unconfirmed(
+                older_than=self.settings.reconcile_grace, limit=limit, skip=entries_left
+            )
+            if not entries:
+                return 0
+            holding = self.store.reserved_times([entry.message_id for entry in entries])
+            being_moved = self._bar_moves(entries, holding)
+            fault("reconcile.after_look_up")
+            settled = Settled({}, set(), set())
+            if missing := {entry.message_id for entry in entries} - holding.keys():
+                # They hold no reservation by the store: from now on they are never stored.
+                settled = self.void_ids.give_up(list(missing))
+                fault("reconcile.after_giving_up")
+            holding |= settled.holding
+            left.update(settled.under_way, being_moved)
+            entries_left.update(entry.keys for entry in entries if entry.message_id in left)
+            decided = [
+                entry._replace(before_ms=_EVER) if entry.message_id in settled.void else entry
+                for entry in entries
+                if entry.message_id not in left
+            ]
+            did["corrected"] += self.upkeep.confirm(decided, holding)
+            confirmed = sum(entry.message_id in holding for entry in decided)
+            did["confirmed"] += confirmed
+            did["released"] += len(decided) - confirmed
+            return len(entries)
+
+        in_batches(settle)
+        return did
 
     def _bar_moves(
         self, entries: Sequence[Unconfirmed], holding: dict[UUID, ReservedTime]
@@ -326,5 +307,5 @@ class Reconciler:
             fault("reconcile.before_release")
             self.upkeep.release(self._reserved(rows))
             fault("reconcile.after_release")
-            self.store.mark_released([each.message_id for each in rows])
+            self.store.mark_released([row.message_id for row in rows])
         return len(rows)

@@ -92,7 +92,7 @@ class Sweep:
                 log.warning(
                     "could not enqueue %d messages, the next sweep will: %s", len(due), error
                 )
-                self.messages.enqueue_again([each.message_id for each in due])
+                self.messages.enqueue_again([row.message_id for row in due])
                 return enqueued, False
             enqueued += len(due)
         return enqueued, len(rows) < _MOST_AT_ONCE
@@ -115,20 +115,15 @@ class Sweep:
         These tasks come in a random order and a little apart: the one before is done by then, the
         one after is not claimed yet.
         """
-        suspects = [each for each in due if each.is_suspect]
+        tickets = [Ticket(*row[:3], is_first=row.is_first) for row in due if not row.is_suspect]
+        suspects = [row for row in due if row.is_suspect]
         random.shuffle(suspects)
         apart = min(_APART, _SPREAD / max(1, len(suspects)))
         now = self.clock.now()
-        return [
-            *(
-                Ticket(*each[:3], is_first=each.is_first) for each in due if not each.is_suspect
-            ),
-            *(
-                Ticket(each.message_id, each.channel, max(now, each.next_attempt_at) + n * apart,
-                       alone=True, is_first=False)
-                for n, each in enumerate(suspects)
-            ),
-        ]  # fmt: skip
+        for number, row in enumerate(suspects):
+            at = max(now, row.next_attempt_at) + number * apart
+            tickets.append(Ticket(row.message_id, row.channel, at, alone=True, is_first=False))
+        return tickets
 
     def rescue(self) -> int:
         """Free the messages whose worker died or froze; return how many.
@@ -140,8 +135,7 @@ class Sweep:
         are_all_read = self.send_logs.consume(
             lambda left: counts.append(self._put_back(left)), limit=_LOGS_AT_ONCE
         )
-        put_back = sum(counts)
-        if put_back:
+        if put_back := sum(counts):
             log.warning(
                 "%d messages put back: their worker had not begun to send them, and died or could "
                 "not put them back", put_back,
@@ -168,8 +162,8 @@ class Sweep:
     def _rescue(self, within: timedelta | None) -> tuple[int, bool]:
         def rescue(limit: int) -> int:
             rescued = self.store.rescue(limit=limit, within=within)
-            for each in rescued:
-                self._tell_rescued(*each, "unknown")
+            for message in rescued:
+                self._tell_rescued(*message, "unknown")
             return len(rescued)
 
         done = in_batches(rescue)

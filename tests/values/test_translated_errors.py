@@ -224,11 +224,11 @@ def test_every_error_of_the_broker_is_translated(
     [
         (
             AccessRefused("access to exchange 'x' in vhost '/' refused for user", (40, 10)),
-            "the user lacks a right in the virtual host of the broker",
+            "the broker refuses the user or the password, or a right of the user",
         ),
         (
             NotAllowed("access to vhost 'x' refused for user 'y'", (10, 40)),
-            "the user lacks the right to the virtual host of the broker",
+            "the broker has no such virtual host, or the user lacks the right to it",
         ),
         (redis.ConnectionError(SECRET), "Redis cannot be reached"),
         (redis.exceptions.NoPermissionError(SECRET), "the user of Redis lacks a right"),
