@@ -1,7 +1,4 @@
-"""A group of claims: ask for permits, record outcomes, renew claims, put back what was not sent.
-
-``Shared`` is what all tasks, senders and groups of a process share.
-"""
+"""A group of claims: ask for permits, record outcomes, renew claims, put back what was not sent."""
 
 from __future__ import annotations
 
@@ -95,8 +92,7 @@ class Group:
 
     One thread at a time leads it: the task's, then that of :class:`LastingSends`. The senders of
     ``pools``, by channel, ask for a :meth:`refusal`, :meth:`begin` and :meth:`report` what came
-    of each claim that they took. ``sent`` counts the successes, ``error`` is what ended the group.
-    Times are of the monotonic clock.
+    of each claim that they took. Times are of the monotonic clock.
     """
 
     def __init__(
@@ -153,7 +149,6 @@ class Group:
         return timedelta(seconds=closed_for) if closed_for > 0 else None
 
     def close(self, channel: str, until: float) -> None:
-        """Send nothing more on a channel until its provider wants to be asked again."""
         with self._lock:  # the later end holds
             self._closed_until[channel] = max(until, self._closed_until.get(channel, until))
 
@@ -175,10 +170,7 @@ class Group:
     # Called by the thread that leads.
 
     def put_unfit_back(self) -> None:
-        """Put back what is not to be sent now: in its quiet hours, or on an unknown channel.
-
-        While settings are being rolled out another worker may know the channel.
-        """
+        """Put back what is in its quiet hours, or on a channel that another worker may know."""
         fit: list[Claim] = []
         quiet: list[tuple[Claim, timedelta]] = []
         unknown: dict[str, list[Claim]] = defaultdict(list)
@@ -242,7 +234,7 @@ class Group:
         return now - self._all_begun_at >= _LASTING_AFTER_SECONDS
 
     def fail(self, error: BaseException) -> None:
-        """Break the group off because of an error. Raises it where that was done before."""
+        """Break the group off. Raises the error where that was done before."""
         if self._is_broken_off:
             raise error
         self.error = self.error or error
@@ -291,7 +283,6 @@ class Group:
                 self._enqueue(soon)
 
     def _ask(self) -> None:
-        """Ask for permits, if it is time to; give the senders what is granted."""
         shared, claims = self._shared, self._waiting
         now = shared.clock.monotonic()
         if not claims or shared.is_stopping or now < self._ask_at:
@@ -377,10 +368,7 @@ class Group:
                 self.put_back(unsent)
 
     def _renew(self) -> None:
-        """Renew the claims that are sent or wait for permits, when half of their time is over.
-
-        Earlier when no send could begin any more by then.
-        """
+        """Renew the claims when half of their time is over, or no send could begin any more."""
         now = self._shared.clock.monotonic()
         left = self._ends_at - now
         is_time = 0 < left < max(self._ttl / 2, self._timeout + _RENEW_AGAIN_SECONDS)
@@ -502,10 +490,7 @@ def permit_of(claim: Claim) -> Permit:
 
 
 def _quiet_wait(claim: Claim, settings: Settings) -> timedelta:
-    """Return how long a late message waits for the end of its quiet hours; no time for others.
-
-    It is late by more than ``enqueue_grace`` at the instant at which it would be sent.
-    """
+    """Return how long a message that is late by more than ``enqueue_grace`` waits for their end."""
     message = claim.message
     quiet = settings.channels[message.channel].quiet
     late_by = timedelta(seconds=claim.late_by + claim.due_in)

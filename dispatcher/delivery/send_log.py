@@ -1,21 +1,9 @@
 """Send logs: the files in which a worker notes its claims, and each send right before it begins.
 
-A process that dies leaves its files. A message of a claim without a note of its send was never
-given to a transport: it goes back, instead of counting as tried with an unknown outcome.
-
-A file is a proof only while these hold, and otherwise the outcome counts as unknown:
-
-- Its process is dead. The process holds a lock on the file as long as any of its threads lives; the
-  system releases it.
-- The machine was not started again since: what was written without a sync lies in its memory. The
-  boot id in the file tells.
-- The file is no copy: no process holds the lock of a copy. The number of the inode, which is in the
-  file, tells.
-- Every note could be written. A file that cannot take the next note is deleted before the send.
-  Where that fails too, nothing is sent.
-
-The files lie in ``data_dir``. Any worker of the machine that has the same ``data_dir`` reads what
-a dead one left.
+A process that dies leaves its files. A message without a note of its send was never given to a
+transport: it goes back, instead of counting as tried with an unknown outcome. A file proves that
+only where its process is dead or has left it (the lock tells), the machine was not started again
+since and the file is no copy (its seal tells), and every note could be written: decision 0035.
 """
 
 from __future__ import annotations
@@ -35,11 +23,10 @@ if os.name == "posix":  # Windows, where programs may submit, has no send logs
 
 log = logging.getLogger(__name__)
 
+_DIGITS = 32  # of a message's id
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _LEFT = "left"
 """The last line of a log that a living process leaves to rescue."""
-_HEX_DIGITS = 32
-"""Of a message's id."""
 
 
 class ClaimLog:
@@ -189,15 +176,15 @@ def _delete(path: Path) -> bool:
 def _read(path: Path, descriptor: int) -> LeftLog | None:
     """Read a file; None where it proves nothing.
 
-    A line without an end does not count: its writer died before the send. The next note may stand
-    behind it, in the same line.
+    A line without an end does not count: its writer died before the send. The next note may follow
+    in the same line.
     """
     try:
         first, *notes = path.read_text().split("\n")[:-1] or [""]
         seal, _, claimed = first.partition(" ")
         if seal != _seal(descriptor):
             return None
-        begun = {note[-_HEX_DIGITS:] for note in notes}
+        begun = {note[-_DIGITS:] for note in notes}
         unbegun = tuple(UUID(id_) for id_ in claimed.split() if id_ not in begun)
         died = not (notes and notes[-1].endswith(_LEFT))
         return LeftLog(UUID(path.name), unbegun, died)
@@ -226,7 +213,6 @@ def _lock_of_the_dead(path: Path) -> int | None:
 
 
 def _seal(descriptor: int) -> str:
-    """Return what begins a file: which boot it is of, and which file it is."""
     return f"{_boot_id()}:{os.fstat(descriptor).st_ino}"
 
 

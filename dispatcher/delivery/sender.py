@@ -31,9 +31,8 @@ class Sender:
     def send(self, group: Group, claim: Claim) -> bool | None:
         """Send a message of a group if it still may be sent, and report what came of it.
 
-        Return whether its destination answered in time, None where nothing was sent. An
-        ``Exception`` of the transport is a failure. After anything else that it raises no other
-        message of the group is sent.
+        Return whether its destination answered in time, None where nothing was sent. After anything
+        but an ``Exception`` of the transport no other message of the group is sent.
         """
         report: Report
         try:
@@ -125,17 +124,15 @@ def backoff(attempt: int, *, base: timedelta, longest: timedelta, jitter: float)
     """Return the wait before the attempt after number ``attempt`` (1 for the first).
 
     Exponential with full jitter: uniform between 0 and ``base * 2 ** (attempt - 1)``, capped at
-    ``longest``. Full jitter spreads a herd that failed together better than any narrower one
-    (M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015). ``jitter`` is a
-    random number from 0 to 1. What the provider asked for is added to it, so that those it turned
-    away together do not come back together.
+    ``longest``. That spreads a herd that failed together better than any narrower one (M. Brooker,
+    "Exponential Backoff And Jitter", AWS Architecture Blog, 2015). ``jitter`` is a random number
+    from 0 to 1.
     """
     ceiling: timedelta = min(base * (1 << min(attempt - 1, 32)), longest)
     return ceiling * jitter
 
 
 def _kept_wait(retry_after: object) -> timedelta:
-    """Return a wait that a transport asked for, if it is one that can be kept."""
     if not isinstance(retry_after, timedelta):
         return NO_WAIT
     return min(max(retry_after, NO_WAIT), _LONGEST_WAIT)

@@ -48,9 +48,8 @@ class SenderPool:
 
     A thread takes the message that is due next, waits for its instant, calls another thread if none
     will be there for the message after it, sends, and starts again. So as many threads work as
-    sends overlap. Threads are started when they are needed and do not keep a process alive.
-    ``send`` makes one send, reports it to its group and must not raise. It returns whether the
-    destination answered in time, None where nothing was sent.
+    sends overlap. ``send`` makes one send and must not raise; it returns whether the destination
+    answered in time, None where nothing was sent.
     """
 
     name: str
@@ -84,10 +83,7 @@ class SenderPool:
             self._work(None)
 
     def withdraw(self, group: Group, *, only_silent: bool = False) -> list[tuple[Claim, timedelta]]:
-        """Return the claims that no sender has taken, each with its wait, and forget them.
-
-        Where ``only_silent``, only those that wait for silent destinations.
-        """
+        """Return the claims that no sender has taken, each with its wait, and forget them."""
         unsent: list[tuple[Claim, timedelta]] = []
         with self._lock:
             if self.destinations is not None:
@@ -206,11 +202,10 @@ class SenderPool:
 class Destinations:
     """Admits a message to a sender, or parks it while its destination has all that it may have.
 
-    A destination may have ``share`` senders, a silent one a single sender until it answers. Other
-    messages overtake a parked one. Messages for which ``name_of`` returns None share one
-    destination that is never silent. ``timeout`` is that of a send, in seconds, ``longest`` the
-    longest wait of a message for a silent destination. All but ``name`` is called with the lock of
-    the sender pool.
+    A destination may have ``share`` senders, a silent one a single sender until it answers.
+    Messages for which ``name_of`` returns None share one destination that is never silent.
+    ``timeout`` is that of a send, in seconds, ``longest`` the longest wait of a message for a
+    silent destination. All but ``name`` is called with the lock of the sender pool.
     """
 
     name_of: Callable[[Message], str | None]
@@ -260,10 +255,7 @@ class Destinations:
         return resumed
 
     def withdraw(self, group: Group, *, only_silent: bool) -> list[tuple[Claim, timedelta]]:
-        """Return the parked messages of a group, each with a wait, and forget them.
-
-        A message for a silent destination has a turn, so that it is not claimed over and over.
-        """
+        """Return the parked messages of a group, each with its turn, and forget them."""
         unsent: list[tuple[Claim, timedelta]] = []
         for name in list(self._parked):
             if only_silent and not self._is_silent(name):
@@ -285,12 +277,11 @@ class Destinations:
             self._timeouts.pop(name, None)
             self._turns.pop(name, None)
             return
-        self._timeouts[name] = self._timeouts.get(name, 0) + 1
-        if self._timeouts[name] == _TIMEOUTS_IN_A_ROW:
+        number = self._timeouts[name] = self._timeouts.get(name, 0) + 1
+        if number == _TIMEOUTS_IN_A_ROW:
             log.warning(
                 "message %s: its destination did not answer %d times in a row; one sender at a "
-                "time tries it until it does",
-                claim.message.id, _TIMEOUTS_IN_A_ROW,
+                "time tries it until it does", claim.message.id, number,
             )  # fmt: skip
         if len(self._timeouts) > _MOST_REMEMBERED:
             oldest = next(iter(self._timeouts))

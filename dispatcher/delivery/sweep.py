@@ -32,9 +32,8 @@ log = logging.getLogger(__name__)
 BATCH = 1_000
 _MOST_BATCHES = 20
 _MOST_PRUNED = 200
-"""In batches a run: at the usual interval of a minute more than 3,000 messages a second."""
+"""In batches a run."""
 _AT_ONCE = 2
-"""How often one duty may be under way at a time in a process: one may hang, none may pile up."""
 _MOST_AT_ONCE = BATCH * _MOST_BATCHES
 _WHOLE_EVERY_SECONDS = 60.0
 _RESUMED = timedelta(minutes=2)
@@ -128,8 +127,8 @@ class Sweep:
     def rescue(self) -> int:
         """Free the messages whose worker died or froze; return how many.
 
-        First it puts back the messages that workers of this machine had claimed and will not send,
-        by their send logs. While more logs are left than one run reads, it ends no claim.
+        First those that workers of this machine had claimed and will not send, by their send logs.
+        While more logs are left than one run reads, it ends no claim.
         """
         counts: list[int] = []
         are_all_read = self.send_logs.consume(
@@ -232,8 +231,8 @@ class Sweep:
 class Looks:
     """Lets a duty look at what became due since its last look, and once a minute at all that is.
 
-    A row may have been due for long when it is first seen: its transaction was long, or a clock is
-    wrong. It is found within the minute. A look that leaves something is repeated.
+    So a row that was due for long before it can be seen is found within the minute: its transaction
+    was long, or a clock is wrong. A look that leaves something is repeated.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -262,9 +261,8 @@ class Looks:
 class Ticks:
     """Begins each duty at most twice in its interval, in one process.
 
-    A tick waits for a free thread; where none was free for a while, many come together. Those that
-    come after the first find nothing new. A duty that takes longer than its interval is under way
-    twice at most.
+    Where no thread was free for a while, many ticks come together. A duty that takes longer than
+    its interval is under way twice at most: one may hang, none may pile up.
     """
 
     def __init__(self, clock: Clock) -> None:

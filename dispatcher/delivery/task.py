@@ -35,8 +35,7 @@ class Delivery:
     """Claims, acquires permits, sends and records.
 
     A claim makes repeated tasks harmless, a permit guards the limits, the rest of the claim is
-    checked right before each send, and the record is guarded by the claim's token. When the process
-    dies, its send logs name the messages that it had not begun; the sweep rescues the others.
+    checked right before each send, and the record is guarded by the claim's token.
     """
 
     def __init__(
@@ -145,8 +144,7 @@ class Delivery:
 class LastingSends:
     """Finishes groups for whose sends no task waits any more, on one thread.
 
-    The thread is there while there is a group. Each has a send under way, or a message that a
-    sender has taken, so there are never more than the process has senders.
+    Each has a send under way, so there are never more than the process has senders.
     """
 
     def __init__(self) -> None:
@@ -209,9 +207,8 @@ class GroupQueue:
 
     A channel whose provider is slow fills its own queue and leaves the worker's threads to others:
     the thread that brings one group too many leaves it here, and a thread that has begun a group
-    takes the next. So no more is claimed than what the senders send and what these groups wait
-    with. Groups that come again, perhaps at their turn under a limit, go before those that come for
-    the first time: new messages must not keep snoozed ones from coming back.
+    takes the next. Groups that come again, perhaps at their turn under a limit, go before those
+    that come for the first time: new messages must not keep snoozed ones from coming back.
     """
 
     def __init__(self, delivery: Delivery, *, at_once: int) -> None:

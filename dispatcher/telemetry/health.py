@@ -29,9 +29,8 @@ _RECONNECTS_WITHIN_SECONDS = 10.0
 class Health:
     """Answers the probes of one process. Shared by threads.
 
-    ``servers`` has for each server a question that raises where it does not answer; a question may
-    take long. Each is asked at every probe in a thread of its own, and never twice at a time: a
-    probe that comes meanwhile waits for the same answer. So a server that hangs costs one thread.
+    ``servers`` has for each server a question that raises where it does not answer. Each is asked
+    in a thread of its own, and never twice at a time: a server that hangs costs one thread.
     """
 
     def __init__(
@@ -79,9 +78,8 @@ class Health:
         """Return how long the main loop has stood still, None for a process that is alive.
 
         While the broker is away the loop may wait for it, and is given the same time again. The
-        broker may also have come back a moment ago, after an outage that no probe has seen. So a
-        loop hangs only if it still has not turned 10 seconds after a probe found it standing still
-        and its broker answering.
+        broker may also have come back a moment ago. So a loop hangs only if it still has not turned
+        10 seconds after a probe found it standing still and its broker answering.
         """
         turned_at, now = self._turned_at, self._clock.monotonic()
         still = now - turned_at

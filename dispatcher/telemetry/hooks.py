@@ -1,7 +1,6 @@
 """Hooks: functions of the administrator's that are called with messages after transitions.
 
-After the commit, on a thread of their own, at most once: a call that is still waiting when the
-process ends, or that finds too many waiting, is not made. Nothing that a hook does reaches a submit
+After the commit, on a thread of their own, at most once. Nothing that a hook does reaches a submit
 or a delivery.
 """
 

@@ -1,13 +1,8 @@
-"""One event for each transition of a message, given to all listeners.
-
-The log, the metrics and the hooks listen. Traces are no listeners: a span lasts while a message is
-submitted or sent, and is opened there. Status webhooks are none either: they must not be lost with
-a process, so the duty ``notify`` reads the due notifications from the store.
+"""One event for each transition of a message, given to the metrics, the log and all listeners.
 
 The logger ``dispatcher.journal`` says it at INFO, or WARNING where a person may have to look; steps
 that every message takes, or takes often, at DEBUG. Each record carries the :data:`FIELDS` that fit
-as attributes, so that a formatter can write them on their own. None of them is a body, an address
-or a secret.
+as attributes. None of them is a body, an address or a secret.
 
 The store is the truth, not the events: a process that dies right after a commit gives none.
 """
@@ -108,15 +103,14 @@ class Event(NamedTuple):
 
 
 Listener = Callable[[Event], object]
-"""Takes each event. It is called often, by many threads, and must be quick and not raise."""
+"""It is called often, by many threads, and must be quick and not raise."""
 
 
 class Journal:
     """Tells each event to the meter, to the log and to its listeners, in this order.
 
-    Use cases tell after the commit and know no listener. A meter that raises is asked no more. With
-    a ``log_key`` a line names its recipient by a digest that takes the key to make, the same in
-    every process; without one not at all.
+    Use cases tell after the commit. With a ``log_key`` a line names its recipient by a digest, the
+    same in every process; without one not at all.
     """
 
     def __init__(
@@ -124,7 +118,7 @@ class Journal:
     ) -> None:
         self._meter = meter
         self._digest = digest_with(log_key)
-        self._listeners: tuple[Listener, ...] = (self._counted, self._log, *listeners)
+        self._listeners = (self._log, *listeners)
 
     def tell(self, kind: Transition, message: Message, **details: Fact) -> None:
         self._tell(Event(kind, message.id, message.channel, details, message))
@@ -134,6 +128,7 @@ class Journal:
         self._tell(Event(kind, message_id, channel, details))
 
     def _tell(self, event: Event) -> None:
+        self.count(lambda meter: meter.on_event(event))
         for listen in self._listeners:
             listen(event)
 
@@ -147,11 +142,8 @@ class Journal:
         quota = error.quota if isinstance(error, QuotaExceeded) else ""
         self.count(lambda meter: meter.refused(reason, quota))
 
-    def _counted(self, event: Event) -> None:
-        self.count(lambda meter: meter.on_event(event))
-
     def count(self, call: Callable[[Meter], object]) -> None:
-        """Count. A meter that cannot, its disk being full say, must not hold up a message."""
+        """Count. A meter that cannot, its disk being full say, is asked no more."""
         if self._meter is None:
             return
         try:

@@ -42,8 +42,7 @@ MISSED_INTERVALS = 10
 class Vitals:
     """What no process can count on its own: from the store, and from Redis (None where it is away).
 
-    ``messages`` that live by channel and status; at most a million of each status are counted.
-    ``duties``: how long ago each duty of the sweep was done.
+    ``messages`` that live by channel and status; ``duties``: how long ago each was done.
     """
 
     messages: Mapping[tuple[str, str], int]

@@ -64,8 +64,6 @@ ITEMS_REJECTED = Counter(
 
 
 class Meter:
-    """Counts what happens, for a journal, which says what the arguments are."""
-
     def on_event(self, event: Event) -> None:
         TRANSITIONS.labels(event.kind.value, event.channel).inc()
 

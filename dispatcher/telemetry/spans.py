@@ -1,9 +1,8 @@
 """Spans by the API of OpenTelemetry, which needs the extra ``traces``: imported only at need.
 
 A submit has a span; each send has one in a trace of its own, linked to the submit's by what the
-message carries. The SDK that the program sets up decides where they go. Attributes are named by
-OpenTelemetry's semantic conventions for messaging; those that it has no word for begin with
-``dispatcher.``.
+message carries. Attributes are named by OpenTelemetry's semantic conventions for messaging; those
+that it has no word for begin with ``dispatcher.``.
 """
 
 from __future__ import annotations
@@ -39,11 +38,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Accepted = Callable[[Message], object]
-"""Takes the message that a submit is answered with."""
 CameTo = Callable[[Outcome, str | None], object]
 """Takes the outcome of a try, and the name of its error's type where it failed."""
 Answers = Generator[list[Message | Rejection], None, None]
-"""Yields the results of a batch at a time."""
 _Value = str | int
 
 _PARENT = "traceparent"
@@ -58,9 +55,8 @@ _SUBMITTING: dict[str, _Value] = {
 class Spans:
     """Opens and ends spans. Shared by threads.
 
-    Nothing of the SDK's is ever raised: a message must not depend on its traces. After a fault of
-    the SDK tracing stops in this process. No span carries a body, an address or the text of an
-    error.
+    After a fault of the SDK, which is never raised, tracing stops in this process. No span carries
+    a body, an address or the text of an error.
     """
 
     def __init__(self) -> None:
