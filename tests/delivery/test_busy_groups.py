@@ -6,16 +6,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
-from uuid import UUID
 
 import pytest
 
-from dispatcher import Message, Status, StoreUnavailable
-from dispatcher.limiters.permits import Permit, PermitAnswer, Permits
-from dispatcher.store.claims import Claims, Success
+from dispatcher import Message, Status
 from dispatcher.times.clock import SystemClock
-from tests.support.doubles import Between, once
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
 from tests.support.waiting import wait_until
@@ -26,95 +21,6 @@ TWO_SENDERS = {"memory": {"transport": "memory", "senders": 2}}
 @pytest.fixture
 def pair(build: Build) -> House:
     return build(clock=hour_ago(), channels=TWO_SENDERS, in_order=False)
-
-
-def statuses(house: House, messages: Sequence[Message]) -> set[Status]:
-    return {house.again(each).status for each in messages}
-
-
-class Hesitant:
-    """Permits that let the third of a group wait at first."""
-
-    def __init__(self, real: Permits) -> None:
-        self._real = real
-        self._asked = 0
-        self.extended: set[UUID] = set()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-    def acquire(self, wanted: Sequence[Permit], *, within: timedelta) -> list[PermitAnswer]:
-        self._asked += 1
-        given = self._real.acquire(wanted[:2], within=within)
-        later = PermitAnswer(allowed=False, remaining=0, retry_after=timedelta(seconds=0.2))
-        return given + [later for _ in wanted[2:]]
-
-    def settle(self, used: Sequence[tuple[Permit, timedelta]]) -> None:
-        self.extended |= {permit.message_id for permit, since in used if since < timedelta(0)}
-        self._real.settle(used)
-
-
-class Refusing:
-    """Claims that never record this message, and others when they are asked again."""
-
-    def __init__(self, real: Claims, refused: UUID) -> None:
-        self._real = real
-        self._refused = refused
-        self._asked: list[set[UUID]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-    def record(self, successes: Sequence[Success], *others: Any, **named: Any) -> Any:
-        ids = {each.claim.message.id for each in successes}
-        if self._refused in ids:
-            raise StoreUnavailable("a value is too long", refused=True)
-        if ids not in self._asked:
-            self._asked.append(ids)
-            raise StoreUnavailable("the connection to the database broke")
-        return self._real.record(successes, *others, **named)
-
-
-def test_messages_that_wait_for_a_permit_keep_their_claims(pair: House) -> None:
-    """The store was away for long while an outcome was recorded."""
-    hesitant = Hesitant(pair.parts.permits)
-    pair.swap("permits", hesitant)
-    messages = [pair.submit(name) for name in ("ada", "ben", "cleo")]
-    third = messages[2]
-    shared: Any = pair.parts.delivery.shared
-    gone = threading.Event()
-    ends: list[object] = []
-
-    def stall() -> None:
-        ends.extend(pair.columns(third, "claim_expires_at"))
-        pair.moved.advance(pair.settings.claim_ttl * 0.6)
-
-    shared.claims = Between(shared.claims, before={"record": once(stall)})
-
-    def note(message: Message) -> None:
-        if message.id == messages[1].id:
-            pair.moved.advance(timedelta(seconds=0.1))
-            assert gone.wait(60)
-        elif message.id == third.id:
-            ends.extend(pair.columns(third, "claim_expires_at"))
-            gone.set()
-
-    pair.memory.before = note
-    assert pair.deliver(*messages) == 3
-    assert len(ends) == 2
-    assert ends[1] > ends[0], "it is sent under the renewed claim"  # type: ignore[operator]
-    assert third.id not in hesitant.extended, "a restored permit would be granted unjudged"
-    assert hesitant.extended
-
-
-def test_the_others_of_a_group_are_tried_again_after_the_store_refuses_one(pair: House) -> None:
-    """The store refuses one of a group, and is away for a moment when it gets the next one."""
-    messages = [pair.submit(name) for name in ("ada", "ben", "cleo")]
-    shared: Any = pair.parts.delivery.shared
-    shared.claims = Refusing(shared.claims, messages[0].id)
-    pair.deliver(*messages)
-    assert statuses(pair, messages[:1]) == {Status.SENDING}, "rescue finds it"
-    assert statuses(pair, messages[1:]) == {Status.SENT}
 
 
 @contextmanager

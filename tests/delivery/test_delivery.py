@@ -83,16 +83,6 @@ def test_a_worker_that_waited_for_its_disk_past_its_claim_does_not_send(
     assert slow.permits(message.scope) == {}, "an unused permit is given back"
 
 
-def test_no_send_begins_when_the_rest_of_the_claim_is_too_short_for_it(slow: House) -> None:
-    messages = [slow.submit(name) for name in ("ada", "ben", "cleo")]
-    left = slow.settings.claim_ttl - slow.settings.transport_timeout
-    slow.memory.before = lambda _: slow.moved.advance(left)
-    assert slow.deliver(*messages) == 2, "the first took nearly all of it, the second is the last"
-    [put_back] = [each for each in messages if each.id not in slow.sent]
-    assert slow.again(put_back).status is Status.SCHEDULED
-    assert slow.again(put_back).attempt_count == 0
-
-
 def test_a_message_that_expires_while_its_worker_holds_it_is_not_sent(build: Build) -> None:
     house = build(clock=hour_ago(), claim_ttl="2 hours")
     message = house.submit(expires_at=house.clock.now() + HOUR + timedelta(minutes=30))

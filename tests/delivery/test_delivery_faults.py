@@ -211,16 +211,3 @@ def test_a_send_is_recorded_after_an_outage_longer_than_the_claim(
     slow.end_claims(message)
     assert slow.parts.sweep.rescue() == 0
     assert slow.again(message).status is Status.SENT
-
-
-def test_after_two_errors_in_a_group_rescue_has_its_messages(build: Build) -> None:
-    house = build(clock=hour_ago())
-    message = house.submit()
-    shared: Any = house.parts.delivery.shared
-    shared.permits = Between(shared.permits, before={"acquire": once(raising(RuntimeError("one")))})
-    shared.claims = Between(shared.claims, before={"put_back": once(raising(RuntimeError("two")))})
-    with pytest.raises(RuntimeError):
-        house.deliver(message)
-    assert house.sent == []
-    house.end_claims(message)
-    assert house.parts.sweep.rescue() == 1

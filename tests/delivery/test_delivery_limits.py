@@ -190,41 +190,6 @@ def test_a_closed_channel_uses_up_no_attempt(build: Build) -> None:
         assert house.again(message).status is expected
 
 
-def test_an_unused_turn_holds_up_the_others_for_a_minute_at_most(build: Build) -> None:
-    house = limited(build, limits=["1/second"])
-    messages = [house.submit(f"to {n}") for n in range(20)]
-    house.deliver(*messages)
-    for message in messages[1:]:
-        house.dispatcher.cancel(message.id)
-    log = house.permit_keys("memory").channel("memory")
-    let_time_pass(house, log, line_of(log), by=timedelta(seconds=81))
-    assert house.deliver(house.submit("late")) == 1
-
-
-def test_a_message_that_is_there_takes_the_turn_of_a_late_one(build: Build) -> None:
-    """No room is lost while those whose turn it is are held up; they get the other's turn."""
-    house = limited(build, limits=["2/minute"])
-    messages = [house.submit(f"to {n}") for n in range(8)]
-    house.deliver(*messages)
-    log = house.permit_keys("memory").channel("memory")
-
-    def turns(*these: Message) -> list[int]:
-        scores = [house.redis.zscore(line_of(log), each.id.bytes) for each in these]
-        ahead = [float(score) - house.redis_ms() for score in scores if score is not None]
-        return [round(each / 60_000) for each in ahead]
-
-    assert turns(*messages[2:]) == [1, 1, 2, 2, 3, 3]
-    let_time_pass(house, log, line_of(log), by=MINUTE + timedelta(seconds=2))
-    early, fresh = messages[7], house.submit("fresh")
-    house.make_due(early)
-    assert house.deliver(early, fresh) == 2, "there is room, and two are late"
-    assert sorted(turns(*messages[2:4])) == [2, 3], "they stand where the others would"
-    assert turns(*messages[4:7]) == [1, 1, 2]
-    house.make_due(*messages[2:4])
-    assert house.deliver(*messages[2:4]) == 0, "and come in vain once"
-    assert house.redis.zcard(line_of(log)) == 5
-
-
 def test_a_granted_permit_does_not_wait_for_a_refused_one(build: Build) -> None:
     house = build(clock=hour_ago(), quotas="1/second")
     late = [house.submit(send_in=timedelta(seconds=n)) for n in range(2)]

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from dispatcher import Message, Status
+from dispatcher import Message
 from dispatcher.delivery.group import Group
 from dispatcher.delivery.sender_pool import Destinations, SenderPool
 from dispatcher.store.claims import Claim
 from dispatcher.testing import a_message
-from dispatcher.times.clock import SystemClock
 from dispatcher.transports.smtp import SmtpTransport
 from dispatcher.transports.webhook import WebhookTransport
 from tests.support.clock import MovableClock
 from tests.support.groups import a_group
-from tests.support.house import House
-from tests.support.house_fixtures import Build
-from tests.support.http_receiver import Receiver, receiving
 from tests.support.waiting import wait_until
 
 SHARE = 4
@@ -104,17 +99,6 @@ def test_a_destination_that_is_alone_has_its_whole_share_at_once(world: World) -
     pool.close()
 
 
-def test_all_that_waited_for_a_destination_is_sent_once_it_answers(world: World) -> None:
-    world.silent.add("slow")
-    for _ in range(3):
-        world.group(*["slow"] * 6)
-    world.wait_for("slow", SHARE)
-    world.silent.clear()
-    world.gate.release(SHARE)
-    wait_until(lambda: world.ended == 18, 60)
-    assert world.most["slow"] <= SHARE
-
-
 def silenced(world: World) -> None:
     """Let a destination run into so many timeouts that it counts as silent."""
     world.silent.add("silent")
@@ -147,12 +131,16 @@ def test_a_silent_destination_that_answers_has_its_share_again(world: World) -> 
     assert not world.destinations._timeouts
 
 
-def test_messages_parked_for_a_busy_destination_stay_with_their_group(world: World) -> None:
+def test_messages_that_wait_for_a_busy_destination_hold_up_no_other(
+    world: World,
+) -> None:
     world.silent.add("slow")
     group = world.group(*["slow"] * 7)
     world.wait_for("slow", SHARE)
     wait_until(lambda: len(world.destinations._parked["slow"]) == 3, 60)
     assert world.pool.withdraw(group, only_silent=True) == []
+    world.group("quick")
+    world.wait_for("quick", 1)
     assert [wait for _, wait in world.pool.withdraw(group)] == [timedelta(0)] * 3
     assert world.pool.withdraw(group) == []
 
@@ -197,98 +185,3 @@ def test_a_destination_is_the_host_of_a_url_or_the_domain_of_an_address(
     transport: WebhookTransport | SmtpTransport, recipient: str, name: str | None
 ) -> None:
     assert transport.destination(a_message(recipient=recipient)) == name
-
-
-LATE = 60.0
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-Make = Callable[..., House]
-
-
-class Silent:
-    """A host that takes connections and says nothing."""
-
-    def __init__(self) -> None:
-        self._socket = socket.create_server(("127.0.0.2", 0), backlog=1_000)
-        self.url = f"http://127.0.0.2:{self.port}/hook"
-
-    @property
-    def port(self) -> int:
-        return int(self._socket.getsockname()[1])
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-@pytest.fixture
-def good() -> Iterator[Receiver]:
-    with receiving() as one:
-        yield one
-
-
-@pytest.fixture
-def silent() -> Iterator[Silent]:
-    made = Silent()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def make(build: Build, good: Receiver, silent: Silent) -> Make:
-    def made(timeout: float, **channel: Any) -> House:
-        options: dict[str, Any] = {
-            "http": True, "allow": ["127.0.0.0/8"], "ports": [good.port, silent.port],
-        }  # fmt: skip
-        return build(
-            clock=SystemClock(),
-            in_order=False,
-            quotas="1000/minute",
-            transport_timeout=timeout,
-            claim_ttl=timeout + 20,
-            redelivery_timeout=600,
-            channels={"hook": {"transport": "webhook", "options": options} | channel},
-        )
-
-    return made
-
-
-def to(house: House, url: str, many: int) -> list[Message]:
-    return [house.submit(channel="hook", recipient=url) for _ in range(many)]
-
-
-def delivering(house: House, *groups: Sequence[Message]) -> list[threading.Thread]:
-    """Let threads deliver these groups as those of a worker do."""
-    threads = [
-        threading.Thread(
-            target=house.parts.group_queue.deliver, args=([each.id for each in group], "hook")
-        )
-        for group in groups
-    ]
-    for each in threads:
-        each.start()
-    return threads
-
-
-@on_postgresql
-def test_a_silent_host_does_not_hold_up_the_others(
-    make: Make, good: Receiver, silent: Silent
-) -> None:
-    """64 messages to a host that never answers, due before; the timeout is far away."""
-    house = make(LATE)
-    bad = to(house, silent.url, 64)
-    threads = delivering(house, bad[:50], bad[50:])
-    wait_until(lambda: len(house.attempt_rows()) == len(bad), LATE)
-    others = to(house, good.url, 20)
-    threads += delivering(house, others)
-    wait_until(lambda: all(house.again(each).status is Status.SENT for each in others), LATE)
-    assert len(good.received) == len(others)
-    for each in bad:
-        [attempt] = house.dispatcher.attempts(each.id)
-        assert attempt.finished_at is None, "no send to the silent one has ended by then"
-    house.parts.stop_sending()
-    silent.close()
-    for thread in threads:
-        thread.join(LATE)
-    assert house.parts.delivery.finish(LATE)
-    tried = [house.again(each).attempt_count for each in bad]
-    senders = house.settings.channels["hook"].senders
-    assert sum(tried) == senders - senders // 4, "the others were put back"

@@ -113,19 +113,6 @@ def test_groups_with_one_that_hangs_do_not_stop_their_channel(holding: Held) -> 
     assert is_sent(house, *(each for each, _ in groups))
 
 
-def test_a_long_send_keeps_its_claim_though_no_task_waits_for_it(holding: Held) -> None:
-    house, held = holding
-    message = house.submit(SLOW)
-    [thread] = in_background(house, [message])
-    wait_until(lambda: passes(house) and not thread.is_alive())
-    [before] = house.columns(message, "claim_expires_at")
-    house.moved.advance(house.settings.claim_ttl * 0.6)
-    wait_until(lambda: house.columns(message, "claim_expires_at")[0] > before)
-    held.released.set()
-    assert house.parts.delivery.finish(20)
-    assert is_sent(house, message)
-
-
 def test_a_late_send_that_cannot_be_recorded_holds_up_no_other(holding: Held) -> None:
     house, held = holding
     shared: Any = house.parts.delivery.shared
@@ -189,20 +176,3 @@ def test_where_no_thread_can_be_started_the_task_waits(
     thread.join(60)
     assert is_sent(house, message)
     assert house.outcomes(message) == [Outcome.SENT]
-
-
-def test_an_interrupted_leading_thread_leaves_no_claim_open(holding: Held) -> None:
-    house, held = holding
-    message = house.submit(SLOW)
-
-    class Interrupted(BaseException):
-        pass
-
-    def interrupt(_: object) -> bool:
-        held.released.set()
-        raise Interrupted
-
-    vars(vars(house.parts.delivery)["_lasting"])["take"] = interrupt
-    [thread] = in_background(house, [message])
-    wait_until(lambda: passes(house) and not thread.is_alive())
-    assert is_sent(house, message)

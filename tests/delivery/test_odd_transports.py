@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from dispatcher import Message, Status
-from tests.support.doubles import Between, WorkerDied, raising
+from tests.support.doubles import WorkerDied, raising
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
 
@@ -45,20 +44,6 @@ def was_put_back(house: House, message: Message) -> None:
     assert (now.status, now.attempt_count, now.last_error) == (Status.SCHEDULED, 0, None)
     assert house.dispatcher.attempts(message.id) == []
     assert house.permits(message.scope) == {}
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_bug_before_the_sends_puts_the_whole_group_back(build: Build, when: str) -> None:
-    house, transport, messages = at_odds(build, lambda: "fine")
-    bug = {"acquire": raising(RuntimeError("a bug"))}
-    house.swap("permits", Between(house.parts.permits, **{when: bug}))
-    with suppress(RuntimeError):
-        house.deliver(*messages)
-    assert transport.seen == []
-    for message in messages:
-        was_put_back(house, message)
-    house.make_due(*messages)
-    assert house.deliver(*messages) == 5
 
 
 @pytest.mark.parametrize("end", [WorkerDied, SystemExit, KeyboardInterrupt])

@@ -81,22 +81,6 @@ def test_a_try_recorded_while_redis_is_rebuilt_counts_from_its_end(slow: House, 
     assert at_ms <= slow.redis_ms() + 1, "not from the end of its claim"
 
 
-def test_a_claim_that_was_refused_before_redis_was_emptied_keeps_no_permit(build: Build) -> None:
-    house, first, second = both_due(build)
-    claims = claimed(house, first, second)
-    answers = house.parts.permits.acquire([permit_of(each) for each in claims], within=MINUTE / 2)
-    assert [each.allowed for each in answers] == [True, False]
-    house.redis.flushall()
-    house.open()
-    assert len(house.permits()) == 2, "the store does not know who was refused"
-
-    refused = next(each for each in claims if each.message.id == second.id)
-    a_group(house.parts.delivery.shared).snooze([(refused, HOUR)])
-    granted = next(each for each in claims if each.message.id == first.id)
-    [known] = house.permits()
-    assert known[:16] == granted.message.id.bytes
-
-
 def snoozed(house: House, these: Sequence[Message]) -> list[Message]:
     """Return those that wait for more than a minute."""
     late = house.database_time() + MINUTE

@@ -48,11 +48,6 @@ TEXTS: dict[str, Any] = {
     "unspeakable": Unspeakable(),
 }
 WAITS: tuple[Any, ...] = (timedelta.max, timedelta.min, float("nan"), 10**30, "30", -DAY)
-_ALTERED = {
-    "postgresql": "ALTER TABLE {} ALTER {} TYPE varchar({})",
-    "mysql": "ALTER TABLE {} MODIFY {} varchar({}) CHARACTER SET latin1",
-}
-_COLUMNS = (("messages", "last_error"), ("attempts", "error"), ("attempts", "receipt"))
 
 
 def answering(receipt: Any) -> Callable[[], Any]:
@@ -110,17 +105,6 @@ def record_all(house: House) -> None:
 @pytest.mark.every_database
 def test_every_outcome_is_recorded(build: Build) -> None:
     record_all(build(clock=hour_ago(), quotas="9/day"))
-
-
-@pytest.mark.every_database
-@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
-@pytest.mark.parametrize("width", [500, 2])
-def test_outcomes_are_recorded_in_columns_that_take_less(build: Build, width: int) -> None:
-    house = build(clock=hour_ago(), quotas="9/day")
-    altered = _ALTERED[house.parts.database.backend.names[0]]
-    for table, column in _COLUMNS:
-        house.sql(altered.format(house.tables.prefix + table, column, width))
-    record_all(house)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import signal
@@ -107,23 +106,6 @@ def test_a_copy_of_the_files_of_a_process_that_is_alive_proves_nothing(tmp_path:
     assert log.begin(IDS[0])
 
 
-def test_a_log_that_a_rescue_deletes_before_it_is_locked_proves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = fcntl.flock
-
-    def rescued_first(file: int, kind: int) -> None:
-        monkeypatch.setattr(fcntl, "flock", real)
-        assert left_in(tmp_path) == []
-        real(file, kind)
-
-    monkeypatch.setattr(fcntl, "flock", rescued_first)
-    log = SendLogs(tmp_path).open(IDS)
-    assert log.begin(IDS[0])
-    log.close()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_log_that_its_worker_leaves_is_read_although_a_child_process_has_it_open(
     tmp_path: Path,
 ) -> None:
@@ -144,10 +126,11 @@ def test_a_log_that_its_worker_leaves_is_read_although_a_child_process_has_it_op
         (lambda _: "", ()),
         (lambda text: text.split()[0] + " no ids\n", ()),
         (lambda text: text + IDS[1].hex, IDS[1:]),
+        (lambda text: text + IDS[2].hex[:3] + IDS[1].hex + "\n", IDS[2:]),
         (lambda text: "of another boot" + text, ()),
         (lambda text: text.partition(" ")[2], ()),
     ],
-    ids=["first line without end", "empty", "no ids", "last note without end", "boot", "no seal"],
+    ids=["first line cut", "empty", "no ids", "note cut", "behind a cut one", "boot", "no seal"],
 )
 def test_a_file_proves_nothing_that_was_not_written_down_whole_and_in_this_boot(
     tmp_path: Path, damage: Callable[[str], str], unbegun: tuple[UUID, ...]
@@ -157,33 +140,6 @@ def test_a_file_proves_nothing_that_was_not_written_down_whole_and_in_this_boot(
     path.write_text(damage(path.read_text()))
     assert [each.unbegun for each in left_in(tmp_path)] == ([unbegun] if unbegun else [])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_note_behind_one_that_was_cut_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The disk is full for a moment, and the file cannot be deleted: the next note is whole."""
-    log = SendLogs(tmp_path).open(IDS)
-    unlink = Path.unlink
-
-    write = os.write
-
-    def cut(file: int, data: bytes) -> int:
-        return write(file, data[:3])
-
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(13, "Permission denied")
-
-    monkeypatch.setattr("os.write", cut)
-    monkeypatch.setattr(Path, "unlink", fail)
-    assert not log.begin(IDS[0])
-    monkeypatch.setattr("os.write", write)
-    assert log.begin(IDS[1]), "it is noted, and sent"
-    monkeypatch.setattr(Path, "unlink", unlink)
-    log.keep()
-    log.close()
-    [left] = left_in(tmp_path)
-    assert IDS[1] not in left.unbegun
 
 
 def test_without_a_folder_for_them_all_goes_on_with_one_warning_and_it_is_tried_again(
@@ -221,17 +177,6 @@ def test_a_file_that_is_tried_again_for_each_claim_leaves_nothing_behind(
         logs.open(IDS).close()
     monkeypatch.undo()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_logs_that_cannot_be_deleted_do_not_stop_the_rescue(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While logs are left, a rescue ends no claims."""
-    marks = {killed(tmp_path) for _ in range(3)}
-    monkeypatch.setattr("dispatcher.delivery.send_log._delete", lambda _: False)
-    found: list[LeftLog] = []
-    assert SendLogs(tmp_path).consume(found.append, limit=2)
-    assert {each.mark for each in found} == marks
 
 
 def test_settle_reads_at_most_so_many_logs_and_the_next_call_the_rest(tmp_path: Path) -> None:
@@ -277,31 +222,3 @@ def test_nothing_is_sent_where_neither_a_note_nor_a_deletion_works(
 
     monkeypatch.setattr(Path, "unlink", fail)
     assert not log.begin(IDS[0])
-
-
-def test_a_log_that_is_gone_when_it_is_to_be_left_leaves_no_open_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    logs = SendLogs(tmp_path)
-    log = logs.open(IDS)
-    with monkeypatch.context() as patched:
-        patched.setattr("os.write", lambda *_: 3)
-        assert log.begin(IDS[0]), "the disk is full: the log is deleted"
-    log.keep()
-    before = len([*Path("/proc/self/fd").iterdir()])
-    log.close()
-    assert len([*Path("/proc/self/fd").iterdir()]) < before
-    assert left_in(tmp_path) == []
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_was_deleted_is_made_again(tmp_path: Path) -> None:
-    folder = tmp_path / "sends"
-    logs = SendLogs(folder)
-    logs.open(IDS).close()
-    shutil.rmtree(folder)
-    log = logs.open(IDS)
-    assert log.begin(IDS[0])
-    log.keep()
-    log.close()
-    assert left_in(folder) == [LeftLog(log.mark, IDS[1:], died=False)]

@@ -31,22 +31,6 @@ def in_background(house: House, *messages: Message) -> threading.Thread:
     return thread
 
 
-def test_a_group_goes_side_by_side_and_each_outcome_is_its_own(wide: House) -> None:
-    together = threading.Barrier(len(GROUP))
-
-    def meet(message: Message) -> None:
-        together.wait(60)
-        if message.recipient == GROUP[3]:
-            raise ValueError("odd")
-
-    wide.memory.before = meet
-    messages = [wide.submit(name) for name in GROUP]
-    assert wide.deliver(*messages) == len(GROUP) - 1
-    outcomes = [wide.dispatcher.attempts(each.id)[0].outcome for each in messages]
-    assert outcomes.pop(3) is Outcome.UNKNOWN
-    assert set(outcomes) == {Outcome.SENT}
-
-
 def test_a_long_send_keeps_its_claim_and_its_permit(wide: House) -> None:
     ttl = wide.settings.claim_ttl
     [message] = [wide.submit()]

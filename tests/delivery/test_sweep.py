@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -123,28 +121,3 @@ def test_two_sweeps_side_by_side_reconcile_once(build: Build, flush: bool) -> No
     assert len(done) == 3
     assert sum(each.rebuilt for each in done) == (2 * house.settings.shards if flush else 0)
     assert house.all_members() == before == house.reservations()
-
-
-def test_submits_beside_a_rebuild_are_refused_or_kept(build: Build) -> None:
-    house, other = build(), build()
-    fill(house)
-    house.redis.flushall()
-
-    def submit(n: int) -> Callable[[], Any]:
-        return lambda: other.submit(f"new {n}", send_at=FAR + MINUTE)
-
-    answers = at_once([house.open, *(submit(n) for n in range(15))])
-    accepted = {each.id for each in answers if isinstance(each, Message)}
-    assert house.all_members() == house.reservations()
-    assert accepted <= {row[0] for row in house.rows()}
-
-
-def test_a_run_of_prune_goes_on_while_its_batches_are_full(
-    build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dispatcher.delivery.sweep.BATCH", 10)
-    house = build(clock=hour_ago())
-    house.store_copy(house.submit(), rows=29)
-    ended = house.database_time() - 2 * house.settings.retention
-    house.change([*house.dispatcher.select()], status="sent", finished_at=ended)
-    assert house.parts.sweep.prune() == 30

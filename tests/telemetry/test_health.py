@@ -195,20 +195,6 @@ def test_a_server_that_hangs_costs_one_thread_however_often_it_is_asked() -> Non
         wait_until(lambda: answer(address, "/readyz")[0] == 200)
 
 
-def test_servers_that_hang_share_the_time_of_a_probe() -> None:
-    servers = {name: Server() for name in (BROKER, "redis", "database")}
-    asks = {name: each.ask for name, each in servers.items()}
-    patience = timedelta(seconds=1)
-    health = Health(asks, clock=(clock := SystemClock()), patience=patience)
-    for each in servers.values():
-        each.answers.clear()
-    began = clock.monotonic()
-    assert health.away() == list(servers)
-    assert clock.monotonic() - began < 2.9 * patience.total_seconds(), "not one after the other"
-    for each in servers.values():
-        each.answers.set()
-
-
 def test_an_answer_names_servers_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     redis = Server()
     health = health_of(MovableClock(), broker=Server(), redis=redis)

@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
@@ -72,16 +71,6 @@ def test_events_without_a_hook_are_not_read() -> None:
     tell(hooks, Transition.RESCHEDULED, row(Status.SCHEDULED))
     hooks.close()
     assert hooks._backlog._thread is None
-
-
-def test_each_move_is_told_as_it_left_the_message_whatever_came_since() -> None:
-    calls = HookCalls("on_rescheduled")
-    hooks = Hooks(calls, read=lambda _: pytest.fail("it was read"))
-    first = row(Status.SCHEDULED)
-    second = replace(first, send_at=first.send_at + timedelta(hours=1))
-    tell(hooks, Transition.RESCHEDULED, first, second)
-    hooks.close()
-    assert calls == [("on_rescheduled", first), ("on_rescheduled", second)]
 
 
 TOLD_OF = {

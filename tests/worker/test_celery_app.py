@@ -38,12 +38,6 @@ def test_queues_of_rabbitmq_are_quorum_queues_unless_asked_for_otherwise() -> No
         assert found["worker_prefetch_multiplier"] == 1
 
 
-def test_rabbitmq_confirms_what_it_takes() -> None:
-    transport = options(RABBIT)["broker_transport_options"]
-    assert transport["confirm_publish"] is True
-    assert "visibility_timeout" not in transport
-
-
 def test_a_submitting_app_gives_up_within_a_second() -> None:
     transport = create_app(REDIS, submitting=True).conf.broker_transport_options
     assert transport["socket_timeout"] + transport["socket_connect_timeout"] <= 1.0
