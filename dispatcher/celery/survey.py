@@ -139,13 +139,14 @@ def facts_of(app: Celery, settings: Settings) -> AppFacts:
     Raises kombu's error for a kind of broker that it does not support.
     """
     conf: Any = app.conf
+    route: dict[str, Any] = app.amqp.router.route({}, DELIVER)
     planned = {entry.get("task") for entry in conf.beat_schedule.values()}
     return AppFacts(
         accepts=tuple(sorted(_content(each) for each in conf.accept_content)),
         serializer=_content(conf.task_serializer),
         redelivery=_redelivery(app),
         has_our_broker=_has_broker(app, settings.broker_url),
-        has_our_route=_queue_of(app, DELIVER) == settings.queue,
+        has_our_route=getattr(route.get("queue"), "name", route.get("queue")) == settings.queue,
         missing_sweeps=tuple(
             name.removeprefix("dispatcher.")
             for name in beat_schedule(settings)
@@ -213,8 +214,3 @@ def _has_broker(app: Celery, url: str) -> bool:
         app.connection_for_write(url),
     )
     return len({each.as_uri(include_password=True) for each in connections}) == 1
-
-
-def _queue_of(app: Celery, task: str) -> str:
-    route: dict[str, Any] = app.amqp.router.route({}, task)
-    return str(getattr(route.get("queue"), "name", route.get("queue")))

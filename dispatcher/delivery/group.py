@@ -411,9 +411,10 @@ class Group:
                 return self._record([plainer])
             text = "could not record %d outcomes, their messages will be rescued: %s"
             log.error(text, len(ended), error)  # noqa: TRY400 - the traceback would say no more
-        self._shared.journal.attempted(
+        attempts = [
             (send.record.claim.message, send.record.outcome.value, send.late_by) for send in ended
-        )
+        ]
+        self._shared.journal.count(lambda meter: meter.attempted(attempts))
         fault("deliver.after_record")
         self._settle_permits(ended)
         return []

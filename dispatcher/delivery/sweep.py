@@ -232,12 +232,12 @@ class Looks:
     """Lets a duty look at what became due since its last look, and once a minute at all that is.
 
     So a row that was due for long before it can be seen is found within the minute: its transaction
-    was long, or a clock is wrong. A look that leaves something is repeated.
+    was long, or a clock is wrong. One that leaves something is followed by a look at all.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._saw_all_at = self._whole_at = -math.inf
+        self._saw_all_at = self._whole_again_at = -math.inf
 
     def run(
         self, work: Callable[[timedelta | None], tuple[int, bool]], *, is_whole: bool = False
@@ -247,14 +247,13 @@ class Looks:
         ``work`` returns that, and whether it saw all.
         """
         now = self._clock.monotonic()
-        is_whole = is_whole or now - self._whole_at >= _WHOLE_EVERY_SECONDS
-        if is_whole:
-            self._whole_at = now
-        is_whole = is_whole or self._saw_all_at == -math.inf
+        is_whole = is_whole or now >= self._whole_again_at
         within = None if is_whole else timedelta(seconds=now - self._saw_all_at) + _OVERLAP
         done, saw_all = work(within)
         if saw_all:
             self._saw_all_at = now
+        if is_whole or not saw_all:
+            self._whole_again_at = now + _WHOLE_EVERY_SECONDS * saw_all
         return done
 
 

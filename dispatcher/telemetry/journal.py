@@ -132,10 +132,6 @@ class Journal:
         for listen in self._listeners:
             listen(event)
 
-    def attempted(self, attempts: Iterable[tuple[Message, str, float]]) -> None:
-        """Count recorded attempts, each with its outcome and how late it began, in seconds."""
-        self.count(lambda meter: meter.attempted(attempts))
-
     def refused(self, error: DispatcherError) -> None:
         """Count a submit that was refused. The caller has the error, so no line is written."""
         reason = next((name for kind, name in _REASONS if isinstance(error, kind)), "other")

@@ -105,14 +105,11 @@ class Exposition:
         together.register(VitalsCollector(look, clock=clock))
         handler = type("Handler", (_Handler,), {"registry": together, "health": health})
         try:
-            family, *_, address = socket.getaddrinfo(
-                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
 
             class MetricsServer(ThreadingHTTPServer):
-                address_family = family
+                address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
-            self._server = MetricsServer((str(address[0]), port), handler)
+            self._server = MetricsServer((host, port), handler)
         except OSError as error:
             problem = f"{host} port {port} cannot be had: {error.strerror or error}"
             raise InvalidSettings("metrics_port", problem, "a free port") from None
