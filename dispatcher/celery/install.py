@@ -20,7 +20,7 @@ from dispatcher.celery.configuration import (
 )
 from dispatcher.celery.survey import facts_of
 from dispatcher.errors import InvalidSettings, kind_of, quoted
-from dispatcher.settings import Settings, config_file
+from dispatcher.settings import Settings
 
 
 def install(app: Celery, settings: Settings | None = None) -> None:
@@ -82,9 +82,6 @@ def _check_broker(app: Celery, settings: Settings) -> None:
         raise InvalidSettings("broker_url", problem, "URLs that kombu knows") from error
     if not facts.has_our_broker:
         problem = f"{_shown(settings.broker_url)} is not the broker of the Celery app"
-        file = config_file()
-        if "broker_url" not in settings.model_fields_set and not file.exists():
-            problem += f"; there is no {file.name} in {file.absolute().parent}"
         raise InvalidSettings(
             "broker_url",
             problem,

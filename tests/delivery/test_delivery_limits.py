@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from functools import partial
 from typing import cast
 from uuid import UUID
 
@@ -11,7 +10,6 @@ import pytest
 
 from dispatcher import Message, Status, TemporaryFailure
 from dispatcher.redis.keys import line_of
-from tests.support.doubles import at_once
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
 from tests.support.model import is_broken
@@ -68,18 +66,6 @@ def test_a_short_wait_for_a_permit_is_spent_in_hand(
     assert house.deliver(second) == 1
     assert len(house.moved.sleeps) == 1
     assert not is_broken(house.permits().values(), (1, 20_000))
-
-
-def test_many_workers_together_stay_within_the_limit(build: Build) -> None:
-    workers = [build(clock=hour_ago(), quotas="5/minute") for _ in range(4)]
-    messages = [workers[0].submit(send_in=n * 12 * timedelta(seconds=1)) for n in range(40)]
-    mixed = [messages[n::4] for n in range(4)]
-    counts = at_once([partial(workers[n].deliver, *mixed[n]) for n in range(4)])
-    assert sum(each for each in counts if isinstance(each, int)) == 5
-    assert sum(len(worker.sent) for worker in workers) == 5
-    statuses = [workers[0].again(message).status for message in messages]
-    assert statuses.count(Status.SENT) == 5
-    assert statuses.count(Status.SCHEDULED) == 35
 
 
 def let_time_pass(house: House, *names: str, by: timedelta) -> None:

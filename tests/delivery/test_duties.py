@@ -24,13 +24,9 @@ def clock() -> MovableClock:
     return MovableClock()
 
 
-def ticks(clock: MovableClock) -> Ticks:
-    return Ticks(clock)
-
-
 def test_a_pile_of_ticks_is_one(clock: MovableClock) -> None:
     done: list[int] = []
-    pile = ticks(clock)
+    pile = Ticks(clock)
     for number in range(10):
         is_done = pile.run("rescue", SECOND, lambda: done.append(number))  # noqa: B023 - called at once
         assert is_done is (number == 0)
@@ -40,7 +36,7 @@ def test_a_pile_of_ticks_is_one(clock: MovableClock) -> None:
 
 def test_each_tick_of_a_beat_is_run_though_they_are_not_quite_even(clock: MovableClock) -> None:
     done: list[str] = []
-    steady = ticks(clock)
+    steady = Ticks(clock)
     for late in (0.0, 0.3, -0.2, 0.4, -0.1):
         steady.run("rescue", SECOND, lambda: done.append("rescue"))
         clock.advance(SECOND * (1 + late))
@@ -49,7 +45,7 @@ def test_each_tick_of_a_beat_is_run_though_they_are_not_quite_even(clock: Movabl
 
 def test_a_duty_that_hangs_is_begun_once_more_and_not_again(clock: MovableClock) -> None:
     begun: list[str] = []
-    hung = ticks(clock)
+    hung = Ticks(clock)
 
     def hang(depth: int) -> None:
         begun.append("rescue")

@@ -7,7 +7,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from http.client import HTTPConnection
 from pathlib import Path
@@ -236,51 +236,48 @@ def made(**settings: Any) -> Iterator[App]:
         app.close()
 
 
+def refuses_hangs_and_comes_back(app: App, name: str, proxy: Proxy) -> None:
+    health = app.health(Kind.WORKER)
+
+    def is_away(*names: str) -> None:
+        wait_until(lambda: health.away() == [*names])
+
+    is_away()
+    before = proxy.accepted
+    for _ in range(10):
+        is_away()
+    assert proxy.accepted < before + 10, "its connection is kept"
+    proxy.cut_all()
+    is_away()
+    proxy.refuse()
+    proxy.cut_all()
+    is_away(name)
+    proxy.pass_all()
+    is_away()
+    proxy.blackhole()
+    is_away(name)
+    proxy.pass_all()
+    is_away()
+
+
 @pytest.mark.parametrize("far", ["postgresql"], indirect=True)
 def test_a_database_that_refuses_hangs_and_comes_back(
     far: FarDatabase, redis_server: RedisServer
 ) -> None:
     addresses = {"redis_url": redis_server.url, "broker_url": broker_on(redis_server.url)}
     with made(database_url=far.through, **addresses) as app:
-        health = app.health(Kind.WORKER)
-        wait_until(lambda: health.away() == [])
-        far.proxy.refuse()
-        far.proxy.cut_all()
-        wait_until(lambda: health.away() == ["database"])
-        far.proxy.pass_all()
-        wait_until(lambda: health.away() == [])
-        far.proxy.blackhole()
-        wait_until(lambda: health.away() == ["database"])
-        far.proxy.pass_all()
-        wait_until(lambda: health.away() == [])
+        refuses_hangs_and_comes_back(app, "database", far.proxy)
 
 
 def test_a_rabbitmq_that_refuses_hangs_and_comes_back(
     rabbitmq: str, redis_server: RedisServer, sqlite_template: Path
 ) -> None:
-    with ExitStack() as stack:
-        proxy = stack.enter_context(Proxy(ADDRESS))
-        app = stack.enter_context(
-            made(
-                broker_url=url_at(("127.0.0.1", proxy.port)),
-                redis_url=redis_server.url,
-                database_url=f"sqlite:///{sqlite_template}",
-            )
-        )
-        health = app.health(Kind.WORKER)
-        wait_until(lambda: health.away() == [])
-        before = proxy.accepted
-        for _ in range(10):
-            wait_until(lambda: health.away() == [])
-        assert proxy.accepted < before + 10, "its connection is kept"
-        proxy.cut_all()
-        wait_until(lambda: health.away() == [])
-        proxy.blackhole()
-        wait_until(lambda: health.away() == [BROKER])
-        proxy.pass_all()
-        wait_until(lambda: health.away() == [])
-        proxy.refuse()
-        proxy.cut_all()
-        wait_until(lambda: health.away() == [BROKER])
-        proxy.pass_all()
-        wait_until(lambda: health.away() == [])
+    with (
+        Proxy(ADDRESS) as proxy,
+        made(
+            broker_url=url_at(("127.0.0.1", proxy.port)),
+            redis_url=redis_server.url,
+            database_url=f"sqlite:///{sqlite_template}",
+        ) as app,
+    ):
+        refuses_hangs_and_comes_back(app, BROKER, proxy)

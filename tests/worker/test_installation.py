@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -176,25 +175,6 @@ def test_another_broker_is_named_without_its_password() -> None:
     assert "redis://ours.example/3 is not the broker" in refused.value.problem
     assert "DISPATCHER_BROKER_URL" in refused.value.accepted
     assert "hunter2" not in str(refused.value)
-
-
-def test_a_missing_file_of_settings_is_named_with_the_folder_it_is_looked_for_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refusal() -> str:
-        with pytest.raises(InvalidSettings) as refused:
-            install(shop())
-        return refused.value.problem
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DISPATCHER_BROKER_URL", raising=False)
-    monkeypatch.delenv("DISPATCHER_CONFIG", raising=False)
-    assert refusal().endswith(f"; there is no dispatcher.toml in {tmp_path}")
-    Path("dispatcher.toml").write_text('queue = "post"', encoding="utf-8")
-    assert "there is no" not in refusal()
-    Path("dispatcher.toml").unlink()
-    monkeypatch.setenv("DISPATCHER_BROKER_URL", "redis://third/0")
-    assert "there is no" not in refusal()
 
 
 @pytest.mark.parametrize("url", ["redis://127.0.0.1:6379/1?nonsense=1", "foo://x"])
