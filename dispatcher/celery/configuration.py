@@ -21,10 +21,9 @@ DELIVER = "dispatcher.deliver"
 
 
 class Duty(NamedTuple):
-    """A duty of the sweep.
+    """A duty of the sweep: the setting of its interval, and the method of a part of ``App``.
 
-    ``interval`` is the setting that says how often beat starts it, ``run`` the method of a part of
-    ``App`` that does it. Without ``is_needed`` all settings need it.
+    Without ``is_needed`` all settings need it.
     """
 
     interval: Literal["sweep_interval", "prune_interval"]

@@ -44,11 +44,7 @@ class Ticket(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaskGroup:
-    """Messages of one channel that share a task.
-
-    With ``is_first`` the task begins shortly before the first message is due, else when the last
-    one is due.
-    """
+    """Messages of one channel that share a task."""
 
     channel: str
     message_ids: tuple[UUID, ...]

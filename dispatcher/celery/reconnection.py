@@ -26,8 +26,8 @@ _INTERVALS: dict[str, Any] = {"interval_start": 0.2, "interval_step": 0.4, "inte
 class Consumer(consumer.Consumer):
     """Celery's consumer, but it reconnects sooner, takes our tasks only, and names dropped ones.
 
-    A worker drops the tasks that wait in its memory when its connection breaks. A broker that lost
-    its data does not deliver them again; another one may take minutes.
+    When its connection breaks a worker drops the tasks that wait in its memory. A broker that lost
+    its data does not deliver them again.
     """
 
     def __init__(self, *args: Any, **more: Any) -> None:
@@ -76,7 +76,6 @@ class Consumer(consumer.Consumer):
         return take
 
     def on_decode_error(self, message: Any, error: Exception) -> None:
-        """Delete an item that kombu cannot read as a message."""
         del error  # its text may quote the item
         self._reject(message, "envelope")
 
@@ -86,10 +85,7 @@ class Consumer(consumer.Consumer):
         items.tell_rejected(part)
 
     def on_connection_error_after_connected(self, error: Exception) -> None:
-        """Close the broken connection. Over Redis, do not restore tasks through it.
-
-        kombu would try to restore each, and the error of that would end the worker.
-        """
+        """Close it. Over Redis kombu would restore each task through it, which ends the worker."""
         transport = getattr(self.connection, "transport", None)
         for channel in getattr(transport, "channels", None) or ():
             channel.do_restore = False
@@ -115,7 +111,6 @@ class Scheduler(beat.Scheduler):
     def apply_async(
         self, entry: Any, producer: Any = None, advance: bool = True, **more: Any
     ) -> Any:
-        """Publish a tick; after an error, the next one uses a new connection."""
         try:
             return super().apply_async(entry, producer=producer, advance=advance, **more)
         except Exception:
@@ -138,7 +133,7 @@ def _with_short_intervals(connection: Any) -> Any:
 def answer_while_open(call: Any, answers: tuple[Any, ...], **more: Any) -> promise:
     """Return the promise to acknowledge or reject a task, unless its connection is closed by then.
 
-    Over Redis kombu would try it all the same, and the error would end the worker.
+    Over Redis kombu's error would end the worker.
     """
     return promise(call, tuple(partial(_if_open, each) for each in answers), **more)
 

@@ -1,7 +1,4 @@
-"""Facts of the broker and of a Celery app, for the doctor and for ``install``.
-
-The app is the dispatcher's own, or one of the user's that the dispatcher is installed in.
-"""
+"""Facts of the broker and of a Celery app, ours or a user's, for the doctor and ``install``."""
 
 from __future__ import annotations
 

@@ -106,10 +106,7 @@ def share_stop_flag(**_: object) -> None:
 
 @worker_shutting_down.connect
 def stop(**_: object) -> None:
-    """Put back the messages whose send has not begun, and print how long the others may take.
-
-    Celery calls this in a signal handler, where a logger could deadlock.
-    """
+    """Begin no further send, and print (a logger could deadlock) how long the others may take."""
     if _stop_flags:  # the main process of a prefork pool may have no App
         _stop_flags[-1][0] = 1
     app = made_here()
@@ -172,7 +169,6 @@ def _count(app: App, duty: str, work: Callable[[], int | ReconcileResult]) -> No
 
 
 def _is_news(text: str) -> bool:
-    """Whether this process has not logged the text within a minute, for whichever duty."""
     now = here().clock.monotonic()
     for told in [told for told, at in _told_at.items() if now - at >= _TOLD_AGAIN_SECONDS]:
         _told_at.pop(told, None)

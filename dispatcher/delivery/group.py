@@ -74,12 +74,14 @@ class Shared:
 class EndedSend:
     """A send that ended ``at`` a time of the monotonic clock, and what is to be recorded of it.
 
-    It began ``late_by`` seconds after the promised time of its message.
+    It began ``late_by`` seconds after the promised time of its message. ``in_time``: the
+    destination answered before long.
     """
 
     record: Success | Failure
     at: float
     late_by: float
+    in_time: bool
 
 
 Report = EndedSend | timedelta | BaseException
@@ -464,14 +466,14 @@ class Group:
 
 
 def _with_plainer_text(ended: EndedSend) -> EndedSend | None:
-    """Return it with its text in ASCII, without a text where it was; None where it had none."""
+    """Return it with its text in ASCII; None where it is."""
     record = ended.record
-    text = record.receipt if isinstance(record, Success) else record.error
-    if not text:
+    text = (record.receipt if isinstance(record, Success) else record.error) or ""
+    if text.isascii():
         return None
-    text = "" if text.isascii() else text.encode("ascii", "replace").decode()
+    text = text.encode("ascii", "replace").decode()
     if isinstance(record, Success):
-        return replace(ended, record=replace(record, receipt=text or None))
+        return replace(ended, record=replace(record, receipt=text))
     return replace(ended, record=replace(record, error=text))
 
 

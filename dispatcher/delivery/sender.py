@@ -36,32 +36,32 @@ class Sender:
         """
         report: Report
         try:
-            report, answered = self._try_send(group, claim)
+            report = self._try_send(group, claim)
         except BaseException as error:  # noqa: BLE001 - the thread that leads the group raises it
-            report, answered = error, None
+            report = error
         group.report(claim, report)
-        return answered
+        return report.in_time if isinstance(report, EndedSend) else None
 
-    def _try_send(self, group: Group, claim: Claim) -> tuple[EndedSend | timedelta, bool | None]:
+    def _try_send(self, group: Group, claim: Claim) -> EndedSend | timedelta:
         clock = self._shared.clock
         fault("deliver.before_send")
         wait = group.refusal(claim, clock.monotonic())
+        if wait is None and not group.begin(claim):
+            wait = NO_WAIT
         if wait is not None:
-            return wait, None
-        if not group.begin(claim):
-            return NO_WAIT, None
+            return wait
         fault("deliver.after_begin")
         now = clock.monotonic()
         wait = group.refusal(claim, now)  # the note may have waited for a slow disk
         if wait is not None:
-            return wait, None
+            return wait
         record = self._call_traced(group, claim)
         fault("deliver.after_send")
         # Counted at its end: a send is never later than that, so never counted too early.
         ended_at = clock.monotonic()
         late_by = now - group.received_at + claim.late_by
-        in_time = ended_at - now < self._timeout * _IN_TIME
-        return EndedSend(record, ended_at, late_by), isinstance(record, Success) or in_time
+        in_time = isinstance(record, Success) or ended_at - now < self._timeout * _IN_TIME
+        return EndedSend(record, ended_at, late_by, in_time)
 
     def _call_traced(self, group: Group, claim: Claim) -> Success | Failure:
         spans = self._shared.spans

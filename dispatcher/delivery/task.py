@@ -91,12 +91,9 @@ class Delivery:
         if group.error:
             raise group.error
 
-    def finish(self, timeout: float | None = None) -> bool:
-        """Wait for the sends that no task waits for; return whether all have ended.
-
-        ``timeout`` in seconds, None for as long as any claim is renewed.
-        """
-        return self._lasting.finish(timeout)
+    def finish(self, timeout: float = LONGEST_CLAIM_SECONDS) -> bool:
+        """Wait for the sends that no task waits for; return whether all have ended."""
+        return self._lasting.none.wait(timeout)
 
     def close(self) -> None:
         for pool in self._pools.values():
@@ -150,8 +147,8 @@ class LastingSends:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._groups: list[Group] = []
-        self._none = threading.Event()
-        self._none.set()
+        self.none = threading.Event()
+        self.none.set()
 
     def take(self, group: Group) -> bool:
         """Finish this group; False where the system gives no thread for it."""
@@ -163,11 +160,8 @@ class LastingSends:
                 except RuntimeError:
                     return False
             self._groups.append(group)
-            self._none.clear()
+            self.none.clear()
         return True
-
-    def finish(self, timeout: float | None = None) -> bool:
-        return self._none.wait(LONGEST_CLAIM_SECONDS if timeout is None else timeout)
 
     def _run(self) -> None:
         while True:
@@ -175,10 +169,10 @@ class LastingSends:
             with self._lock:
                 self._groups = [group for group in self._groups if group not in finished]
                 if not self._groups:
-                    self._none.set()
+                    self.none.set()
                     return
             if not finished:
-                self._none.wait(RECORD_EVERY_SECONDS)  # not set while this thread runs
+                self.none.wait(RECORD_EVERY_SECONDS)  # not set while this thread runs
 
 
 def _goes_on(group: Group) -> bool:
