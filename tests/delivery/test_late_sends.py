@@ -176,3 +176,17 @@ def test_where_no_thread_can_be_started_the_task_waits(
     thread.join(60)
     assert is_sent(house, message)
     assert house.outcomes(message) == [Outcome.SENT]
+
+
+def test_an_interrupted_leading_thread_leaves_no_claim_open(holding: Held) -> None:
+    house, held = holding
+    message = house.submit(SLOW)
+
+    def interrupt(_: object) -> bool:
+        held.released.set()
+        raise KeyboardInterrupt
+
+    vars(vars(house.parts.delivery)["_lasting"])["take"] = interrupt
+    [thread] = in_background(house, [message])
+    wait_until(lambda: passes(house) and not thread.is_alive())
+    assert is_sent(house, message)
