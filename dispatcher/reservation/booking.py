@@ -43,9 +43,6 @@ class Submit:
         """The name that duplicate submits share: those of a superseded message do not count."""
         return self.key if self.supersedes is None else f"{self.key}\0{self.supersedes}"
 
-    def renewed(self) -> Submit:
-        return replace(self, token=new_id().hex)
-
 
 class Leg(NamedTuple):
     """Those scopes of a message that lie in one shard; one script judges their windows together.
@@ -99,7 +96,8 @@ class BookingRequest(NamedTuple):
         if self.left_tail is not None:
             return self._replace(tail=new_tail())
         message_id = planned_id(new_id()) if is_planned_id(self.message_id) else new_id()
-        return self._replace(message_id=message_id, submit=self.submit and self.submit.renewed())
+        submit = self.submit and replace(self.submit, token=uuid4().hex)
+        return self._replace(message_id=message_id, submit=submit)
 
 
 class Slot(NamedTuple):
@@ -133,18 +131,6 @@ class Slot(NamedTuple):
 Refusal = SlotRefused | IdempotencyConflict | DuplicateUnderWay
 Answer = Slot | Refusal
 """What a booking comes to."""
-
-
-class LegRequest(NamedTuple):
-    """What one shard is asked for."""
-
-    leg: Leg
-    booking: BookingRequest
-
-    def within(self, asked_ms: int, latest_ms: int) -> LegRequest:
-        """Return the same request for ``asked_ms``, or the first slot up to ``latest_ms``."""
-        booking = self.booking._replace(asked_ms=asked_ms, latest_ms=latest_ms)
-        return self._replace(booking=booking)
 
 
 class Blocked(NamedTuple):

@@ -22,7 +22,6 @@ from dispatcher.reservation.booking import (
     Blocked,
     BookingRequest,
     Leg,
-    LegRequest,
     Slot,
     Submit,
     member_of,
@@ -48,6 +47,7 @@ _ScriptTerms = tuple[bool, Judged]
 _kind = attrgetter("kind")
 ENDLESS = "no slot was found in a bounded search"
 
+LegRequest = tuple[Leg, BookingRequest]
 LegAnswer = Slot | Blocked | IdempotencyConflict
 
 
@@ -75,7 +75,7 @@ class Shards:
         answers: dict[int, LegAnswer] = {}
         waiting: dict[int, list[int]] = {}
         for number, request in enumerate(requests):
-            waiting.setdefault(request.leg.keys.shard, []).append(number)
+            waiting.setdefault(request[0].keys.shard, []).append(number)
         while waiting:
             calls = [
                 self._reserve_call(
@@ -99,9 +99,10 @@ class Shards:
 
         The reservation ``free`` counts as free.
         """
+        names = [leg.keys.epoch, *leg.windows]
         for step in range(_MOST_CALLS):
-            call = self._next_slot_call(leg, start_ms, free, step=step)
-            word, start_ms = self._run_once(self._next_slot, call)
+            words = [start_ms, free, packed(self._table(leg, start_ms, step))]
+            word, start_ms = self._run_once(self._next_slot, (names, words))
             if word == b"slot":
                 return start_ms
             if word == b"unsure":
@@ -143,18 +144,13 @@ class Shards:
             if why and start_ms > booking.latest_ms:
                 # Before the requests behind it, which must not change what it is told.
                 return why._replace(until_ms=self.slot(leg, start_ms, booking.left))
-            later = request.within(start_ms, booking.latest_ms)
-            reply = self._ask(later, pending_grace_ms, step=step)
+            call = self._reserve_call(
+                [(leg, booking._replace(asked_ms=start_ms))],
+                pending_grace_ms=pending_grace_ms,
+                step=step,
+            )
+            [reply] = self._run_once(self._reserve, call)
         raise ReservationsUnavailable(ENDLESS)
-
-    def _ask(
-        self, request: LegRequest, pending_grace_ms: int, *, step: int = 0, judged: bytes = b""
-    ) -> Any:
-        call = self._reserve_call(
-            [request], pending_grace_ms=pending_grace_ms, step=step, judged=judged
-        )
-        [reply] = self._run_once(self._reserve, call)
-        return reply
 
     def _judged(self, request: LegRequest, at_ms: int, pending_grace_ms: int) -> LegAnswer:
         """Hold a time, judge it in bounded steps, and book it if it fits.
@@ -168,8 +164,13 @@ class Shards:
             blocked = self._checked(leg, booking.left or booking.member, at_ms, own)
             if blocked is not None:
                 return blocked
-            exact = request.within(at_ms, at_ms)
-            answer = _final(booking, self._ask(exact, pending_grace_ms, judged=own))
+            call = self._reserve_call(
+                [(leg, booking._replace(asked_ms=at_ms, latest_ms=at_ms))],
+                pending_grace_ms=pending_grace_ms,
+                judged=own,
+            )
+            [reply] = self._run_once(self._reserve, call)
+            answer = _final(booking, reply)
             if answer is None:  # a rebuild or reconcile took the hold meanwhile
                 raise closed()
             return answer
@@ -177,10 +178,12 @@ class Shards:
             self.release_many([(leg, own, None)])
 
     def _checked(self, leg: Leg, own: bytes, at_ms: int, hold: bytes) -> Blocked | None:
+        names = [leg.keys.pending, leg.keys.epoch, *leg.windows]
+        judged_by = packed(self._table(leg, at_ms, 0))
         resume: Sequence[int] = (0, 0, 0)
         while True:
-            call = self._check_call(leg, at_ms, own, hold, resume)
-            reply = self._run_once(self._check, call)
+            words = [at_ms, own, hold, *resume, judged_by]
+            reply = self._run_once(self._check, (names, words))
             if reply[0] == b"fits":
                 return None
             if reply[0] == b"blocked":
@@ -209,16 +212,16 @@ class Shards:
         ``step`` tells how often the search went on, ``judged`` is a hold at the time asked for that
         needs no judging.
         """
-        keys = requests[0].leg.keys
+        keys = requests[0][0].keys
         names: list[str] = [keys.pending, keys.epoch]
         messages: list[bytes | str] = []
         numbers: dict[_ScriptTerms, int] = {}
         encode: Callable[[tuple[_ScriptTerms, ...]], bytes] = _encoded_once
         for leg, booking in requests:
             message_id, of, asked_ms, latest_ms, submit, tail, left_tail = booking
-            scopes, table = leg.scopes, None
+            table = None
             if of.quiet is None:
-                table = self._rules.unchanging(tuple(map(_kind, scopes)))
+                table = self._rules.unchanging(tuple(map(_kind, leg.scopes)))
             has_extra = submit is not None or judged != b"" or left_tail is not None
             if table is None:
                 table, encode = self._table(leg, asked_ms, step), _encoded
@@ -232,24 +235,9 @@ class Shards:
                 messages += (judged, b"", submit.fingerprint, submit.token)
             elif has_extra:
                 messages += (judged, booking.left, b"", b"")
-            names += [keys.window(scope.name, scope.kind) for scope in scopes]
+            names += leg.windows
         words = [b"%d" % pending_grace_ms, b"%d" % (self._under_way_ms + pending_grace_ms)]
         return names, [*words, encode(tuple(numbers)), *messages]
-
-    def _next_slot_call(self, leg: Leg, start_ms: int, own: bytes, *, step: int) -> Call:
-        """Encode ``next_slot.lua``; ``own`` is a member that counts as free."""
-        words = [start_ms, own, self._judged_by(leg, start_ms, step)]
-        return [leg.keys.epoch, *leg.windows], words
-
-    def _check_call(
-        self, leg: Leg, at_ms: int, own: bytes, hold: bytes, resume: Sequence[int]
-    ) -> Call:
-        """Encode ``check.lua``; ``resume`` is what the last call answered, zeros at first."""
-        words = [at_ms, own, hold, *resume, self._judged_by(leg, at_ms, 0)]
-        return [leg.keys.pending, leg.keys.epoch, *leg.windows], words
-
-    def _judged_by(self, leg: Leg, at_ms: int, step: int) -> bytes:
-        return packed(self._table(leg, at_ms, step))
 
     def _table(self, leg: Leg, at_ms: int, step: int) -> Judged:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import groupby
 from typing import cast
@@ -28,14 +28,11 @@ from dispatcher.errors import (
 from dispatcher.faults import fault
 from dispatcher.redis.keys import ShardKeys, shard_of
 from dispatcher.reservation.booking import (
-    EVERYONE,
     Answer,
     Blocked,
     BookingRequest,
     Leg,
-    LegRequest,
     Slot,
-    Submit,
 )
 from dispatcher.reservation.shards import ENDLESS, Shards
 from dispatcher.reservation.terms import Rules, Terms
@@ -144,14 +141,6 @@ class Windows:
         """Return the first time at or after ``after`` that fits. Books nothing."""
         return from_ms(self._next_slot(self.legs(terms), to_ms(after)))
 
-    def release(self, message_id: UUID, terms: Terms, *, submit: Submit | None = None) -> None:
-        """Release a reservation; harmless when there is none.
-
-        No other submit with the key of ``submit`` relies on it any more, and that key is free.
-        """
-        submit = submit and replace(submit, token=EVERYONE)
-        self.withdraw([BookingRequest(message_id, terms, 0, 0, submit)])
-
     def withdraw(self, requests: Sequence[BookingRequest]) -> list[bool]:
         """Release many reservations in few round trips; return of each whether its time is free.
 
@@ -224,7 +213,7 @@ class Windows:
 
     def _together(self, bookings: Sequence[_Booking]) -> list[Answer]:
         answers = self.shards.book(
-            [LegRequest(booking.legs[0], booking.request) for booking in bookings],
+            [(booking.legs[0], booking.request) for booking in bookings],
             pending_grace_ms=bookings[0].pending_grace_ms,
         )
         return [
@@ -302,9 +291,7 @@ class Windows:
         )
         if leg is not booking.legs[0]:
             request = request._replace(submit=None)  # only the first leg knows of duplicates
-        [answer] = self.shards.book(
-            [LegRequest(leg, request)], pending_grace_ms=booking.pending_grace_ms
-        )
+        [answer] = self.shards.book([(leg, request)], pending_grace_ms=booking.pending_grace_ms)
         if isinstance(answer, IdempotencyConflict):
             raise answer
         return answer

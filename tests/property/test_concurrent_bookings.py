@@ -16,7 +16,7 @@ from dispatcher.times.send_time import from_ms, to_ms
 from tests.support import model
 from tests.support.large_windows import BASE, BOTH, NEAR, ONE
 from tests.support.limits import little_at_once
-from tests.support.reserving import reserve, reserving
+from tests.support.reserving import cancel, reserve, reserving
 from tests.support.servers import RedisServer
 from tests.support.soak import examples
 
@@ -56,7 +56,7 @@ class Crowd:
                 if self.booked and self.roll.random() < 0.6:
                     gone = self.roll.choice(list(self.booked))
                     _, terms = self.booked.pop(gone)
-                    self.real.windows.release(gone, terms)
+                    cancel(self.real.windows, gone, terms)
                 else:
                     self.book()
                 busy = False

@@ -21,6 +21,7 @@ from tests.support.processes import in_processes
 from tests.support.reserving import (
     Reserving,
     calls_of,
+    cancel,
     ms,
     pending,
     reserve,
@@ -219,7 +220,7 @@ def hammer(gate: Any, seed: int, url: str) -> tuple[int, int, int]:
                 continue
             booked += 1
             if roll.random() < 0.2:
-                real.windows.release(booking.message_id, Terms.own("crowd"))
+                cancel(real.windows, booking.message_id, Terms.own("crowd"))
                 cancelled += 1
     return booked, refused, cancelled
 

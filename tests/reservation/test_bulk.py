@@ -12,7 +12,7 @@ from dispatcher.message import new_id
 from dispatcher.quota import CalendarQuota, Quota
 from dispatcher.redis.keys import ShardKeys
 from dispatcher.reservation import Answer, BookingRequest, Slot, Terms, shards
-from dispatcher.reservation.booking import Leg, LegRequest
+from dispatcher.reservation.booking import Leg
 from dispatcher.reservation.shards import Shards
 from dispatcher.reservation.terms import Rules
 from dispatcher.scope import OWN_SCOPE, Scope
@@ -75,7 +75,7 @@ from dispatcher.quota import Quota
 from dispatcher.redis.keys import ShardKeys
 from dispatcher.redis.scripts import _command
 from dispatcher.reservation.shards import Shards
-from dispatcher.reservation.booking import BookingRequest, Leg, LegRequest
+from dispatcher.reservation.booking import BookingRequest, Leg
 from dispatcher.reservation.terms import Rules, Terms
 from dispatcher.scope import OWN_SCOPE
 
@@ -84,7 +84,7 @@ def stop(*_):
 
 terms = Terms.own("ada")
 leg = Leg(ShardKeys("test", 0), terms, terms.scopes)
-asked = [LegRequest(leg, BookingRequest(new_id(), terms, 10**12, 10**12 + 1))] * 5_000
+asked = [(leg, BookingRequest(new_id(), terms, 10**12, 10**12 + 1))] * 5_000
 rules = Rules({OWN_SCOPE: [Quota(1, 60_000)]})
 names, words = Shards(None, rules, under_way_ms=60_000)._reserve_call(asked)
 signal.signal(signal.SIGALRM, stop)
@@ -116,6 +116,6 @@ def test_arguments_that_depend_on_a_time_are_not_cached() -> None:
     assert shards._encoded_once.cache_info().misses == before + 1
 
 
-def _request(terms: Terms) -> LegRequest:
+def _request(terms: Terms) -> tuple[Leg, BookingRequest]:
     leg = Leg(ShardKeys("test", 0), terms, terms.scopes)
-    return LegRequest(leg, BookingRequest(new_id(), terms, 10**12, 10**12))
+    return (leg, BookingRequest(new_id(), terms, 10**12, 10**12))

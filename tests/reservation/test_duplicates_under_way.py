@@ -10,7 +10,7 @@ import pytest
 from dispatcher.errors import IdempotencyConflict, QuotaExceeded
 from dispatcher.message import new_id
 from dispatcher.reservation import Submit, Terms
-from tests.support.reserving import Booking, Reserving, reserve
+from tests.support.reserving import Booking, Reserving, release_for_everyone, reserve
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
 Opened = Callable[..., Reserving]
@@ -94,9 +94,9 @@ def test_a_key_is_free_for_other_content_once_its_message_is_released(opened: Op
     """Though a duplicate still counts as under way: what it relied on is not stored any more."""
     real = opened()
     first, _ = book(real, Submit("key", "print")), book(real, Submit("key", "print"))
-    real.windows.release(first.message_id, first.terms, submit=Submit("key", ""))
+    release_for_everyone(real.windows, first)
     assert real.members("ann") == {}
     other = book(real, Submit("key", "other"))
-    real.windows.release(first.message_id, first.terms, submit=Submit("key", ""))  # a late copy
+    release_for_everyone(real.windows, first)  # a late copy
     assert list(real.members("ann")) == [other.message_id]
     assert real.client.exists(real.keys("ann").duplicates("key"))

@@ -11,7 +11,7 @@ from dispatcher.errors import ReservationsUnavailable
 from dispatcher.message import new_id
 from dispatcher.reservation import Submit, Terms
 from tests.support.proxy import Proxy
-from tests.support.reserving import Reserving, pending, reserve, reserving, value_of
+from tests.support.reserving import Reserving, cancel, pending, reserve, reserving, value_of
 from tests.support.servers import RedisServer
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
@@ -87,7 +87,7 @@ def test_more_lost_replies_than_tries_are_an_error_that_keeps_at_most_one_member
         reserve(through.windows, message_id, terms=Terms.own("ann"), send_at=NOON)
     proxy.pass_all()
     assert set(through.members("ann")) <= {message_id}
-    through.windows.release(message_id, Terms.own("ann"))
+    cancel(through.windows, message_id, Terms.own("ann"))
     assert through.members("ann") == {}
 
 
@@ -129,7 +129,7 @@ def test_a_redis_that_is_down_is_reported(own_redis: RedisServer) -> None:
         with pytest.raises(ReservationsUnavailable):
             real.upkeep.begin()
         with pytest.raises(ReservationsUnavailable):
-            real.windows.release(new_id(), Terms.own("ann"))
+            cancel(real.windows, new_id(), Terms.own("ann"))
     with reserving(own_redis.url, retries=1) as fresh:
         refuses(fresh)
 
@@ -147,8 +147,8 @@ def test_a_full_redis_is_reported_and_keeps_no_trace(own_redis: RedisServer) -> 
                     real.windows, new_id(), terms=Terms.own("ann"), send_at=later, submit=submit
                 )
         assert {key: value_of(plain, key) for key in cast("list[bytes]", plain.keys("*"))} == before
-        real.windows.release(
-            kept.message_id, Terms.own("ann")
+        cancel(
+            real.windows, kept.message_id, Terms.own("ann")
         )  # giving back works, else it never recovers
         plain.config_set("maxmemory", 0)
         assert real.members("ann") == {}

@@ -11,7 +11,7 @@ from dispatcher.errors import QuotaExceeded, ReservationsUnavailable
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.reservation import Terms
-from tests.support.reserving import SHARDS, Reserving, reserve, reserving, stored, times_of
+from tests.support.reserving import SHARDS, Reserving, cancel, reserve, reserving, stored, times_of
 from tests.support.servers import RedisServer
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
@@ -27,7 +27,7 @@ def is_open(real: Reserving, scope: str = "ann") -> bool:
         if "not complete" not in error.reason:
             raise
         return False
-    real.windows.release(message_id, Terms.own(scope))
+    cancel(real.windows, message_id, Terms.own(scope))
     return True
 
 

@@ -21,7 +21,6 @@ from dispatcher.reservation import (
     Submit,
     Terms,
 )
-from dispatcher.reservation.booking import LegRequest
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import OWN_SCOPE, Scope, counted
 from tests.support.doubles import once
@@ -31,6 +30,7 @@ from tests.support.reserving import (
     Booking,
     Reserving,
     calls_of,
+    cancel,
     move,
     ms,
     named,
@@ -80,7 +80,7 @@ def warm(real: Reserving, of: Terms) -> Reserving:
     message_id = reserve(real.windows, new_id(), terms=of, send_at=far).message_id
     real.windows.withdraw([move(real.windows, message_id, terms=of, send_at=far + HOUR)])
     real.windows.next_slot(of, far)
-    real.windows.release(message_id, of)
+    cancel(real.windows, message_id, of)
     return real
 
 
@@ -124,7 +124,7 @@ def test_a_scope_and_its_scope_on_a_channel_are_judged_in_one_call(opened: Opene
             windows, new_id(), terms=both, send_at=NOON, latest=NOON + 2 * MINUTE
         ),
         "next slot": lambda: windows.next_slot(both, NOON),
-        "release": lambda: windows.release(message_id, both),
+        "release": lambda: cancel(windows, message_id, both),
     }
     for name, call in calls.items():
         assert calls_of(real.client, call) == 1, name
@@ -142,7 +142,7 @@ def test_scopes_of_several_shards_take_one_call_for_each_shard(real: Reserving) 
     assert stands_at(real, bookings[0], NOON)
     assert calls_of(real.client, lambda: bookings.append(book(real, "else"))) == 2
     (booking, _) = bookings
-    assert calls_of(real.client, lambda: real.windows.release(*booking_of(booking))) == 3
+    assert calls_of(real.client, lambda: cancel(real.windows, *booking[:2])) == 3
     assert real.places(TENANT) == {}
 
 
@@ -160,10 +160,6 @@ def test_windows_that_two_messages_share_are_booked_in_the_same_order(real: Rese
     for one, other in combinations(map(places, every), 2):
         for first, second in combinations(one.keys() & other.keys(), 2):
             assert (one[first] - one[second]) * (other[first] - other[second]) >= 0
-
-
-def booking_of(booking: Booking) -> tuple[UUID, Terms]:
-    return booking.message_id, booking.terms
 
 
 @pytest.mark.parametrize(
@@ -319,7 +315,7 @@ def test_a_duplicate_that_holds_its_places_stops_only_its_own_message_of_many(
     first = real.windows.legs(terms())[0]
     duplicate = new_id()
     request = BookingRequest(duplicate, terms(), ms(NOON), ms(NOON), died)
-    asked = LegRequest(first, request)
+    asked = (first, request)
     assert real.windows.shards.book([asked]) == [Slot(duplicate, ms(NOON), request)]
     fill(real, WHOLE, NOON, NOON, NOON)
     latest = ms(NOON + HOUR)
@@ -353,12 +349,12 @@ def test_a_duplicate_that_is_changing_its_time_stops_only_its_own_message_of_man
     first, second = real.windows.legs(terms())
     shards = real.windows.shards
     for leg, at, submit in ((first, NOON + MINUTE, theirs), (second, NOON, None)):
-        shards.book([LegRequest(leg, BookingRequest(duplicate, terms(), ms(at), ms(at), submit))])
+        shards.book([(leg, BookingRequest(duplicate, terms(), ms(at), ms(at), submit))])
     if ends:
         # Its reservations stay while ours is asked for on its own: we rely on them then.
         real_book = shards.book
 
-        def book(requests: Sequence[LegRequest], **more: Any) -> Any:
+        def book(requests: Sequence[Any], **more: Any) -> Any:
             found = real_book(requests, **more)
             if len(requests) == 1:
                 end()
@@ -382,7 +378,7 @@ def test_a_stored_message_relies_on_its_duplicate_whatever_the_answer(real: Rese
     first, second = real.windows.legs(terms())
     for leg, at, submit in ((first, NOON + MINUTE, Submit("key", "print")), (second, NOON, None)):
         request = BookingRequest(duplicate, terms(), ms(at), ms(at), submit)
-        real.windows.shards.book([LegRequest(leg, request)])
+        real.windows.shards.book([(leg, request)])
     request = BookingRequest(new_id(), terms(), ms(NOON), ms(NOON), ours)
     [answer] = real.windows.book([request], is_stored=True)
     assert isinstance(answer, DuplicateUnderWay)

@@ -12,7 +12,6 @@ from dispatcher.errors import ReservationsUnavailable
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.reservation import BookingRequest, Terms
-from dispatcher.reservation.booking import LegRequest
 from dispatcher.scope import OWN_SCOPE, Scope, counted
 from dispatcher.times.send_time import from_ms
 from tests.support.limits import little_at_once
@@ -85,9 +84,9 @@ def test_a_hold_that_one_window_lost_is_not_taken_for_held(real: Reserving, scop
     message_id, far = new_id(), AWAY - 100_000
     reserve(real.windows, message_id, terms=BOTH, send_at=from_ms(AWAY))
     [leg] = real.windows.legs(BOTH)
-    asked = LegRequest(leg, BookingRequest(message_id, BOTH, far, far).moving())
+    asked = (leg, BookingRequest(message_id, BOTH, far, far).moving())
     booked = real.windows.shards.book([asked])
     assert real.windows.shards.book([asked]) == booked
-    real.client.zrem(real.keys(scope.home).window(scope.name, scope.kind), asked.booking.member)
+    real.client.zrem(real.keys(scope.home).window(scope.name, scope.kind), asked[1].member)
     assert real.windows.shards.book([asked]) == booked
     assert all(far in real.places(each).values() for each in BOTH.scopes)

@@ -15,7 +15,6 @@ from dispatcher.quota import Quota
 from dispatcher.redis.keys import shard_of
 from dispatcher.redis.scripts import source
 from dispatcher.reservation import BookingRequest, Slot, Terms, member_of
-from dispatcher.reservation.booking import LegRequest
 from dispatcher.scope import OWN_SCOPE, counted, own_scope
 from tests.support.limits import little_at_once
 from tests.support.proxy import Proxy
@@ -230,8 +229,8 @@ def test_the_rounds_of_a_search_have_different_tails(real: Reserving) -> None:
     shards = real.windows.shards
     book_legs = shards.book
 
-    def noted(asked: Sequence[LegRequest], **named: Any) -> Any:
-        members.extend(each.booking.member for each in asked)
+    def noted(asked: Sequence[Any], **named: Any) -> Any:
+        members.extend(booking.member for _, booking in asked)
         return book_legs(asked, **named)
 
     vars(shards)["book"] = noted

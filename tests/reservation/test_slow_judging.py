@@ -27,6 +27,7 @@ from tests.support.reserving import (
     SHARDS,
     Reserving,
     calls_of,
+    cancel,
     reserve,
     reserving,
     stored,
@@ -271,7 +272,7 @@ def test_a_slot_freed_during_a_slow_judgement_is_free(
     with pytest.raises(QuotaExceeded) as refused:
         book(real, asked)
     assert other in refused.value.conflicting
-    between(lambda: real.windows.release(other, ADA))
+    between(lambda: cancel(real.windows, other, ADA))
     stands(real, (book(real, asked), asked))
 
 
@@ -319,5 +320,5 @@ def test_a_hold_of_a_process_that_died_is_settled_by_reconcile(
     assert real.upkeep.confirm(found, stored({message_id: from_ms(AWAY)})) == 0
     assert real.unconfirmed() == set()
     assert real.client.zscore(WINDOW, hold) is None
-    real.windows.release(message_id, ADA)
+    cancel(real.windows, message_id, ADA)
     stands(real, (book(real, MIDDLE + 1), MIDDLE + 1))

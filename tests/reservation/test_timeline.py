@@ -20,7 +20,7 @@ from dispatcher.submission.validation import terms_for
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
-from tests.support.reserving import move, reserve
+from tests.support.reserving import cancel, move, reserve
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 HOUR_MS, DAY_MS, NEAR_MS = 3_600_000, 86_400_000, 47 * 3_600_000
@@ -76,7 +76,7 @@ def refused(house: House, terms: Terms, instant: datetime) -> bool:
         reserve(house.parts.windows, message_id, terms=terms, send_at=instant)
     except SlotRefused:
         return True
-    house.parts.windows.release(message_id, terms)
+    cancel(house.parts.windows, message_id, terms)
     return False
 
 

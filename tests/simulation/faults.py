@@ -18,7 +18,6 @@ from dispatcher.errors import (
     ReservationsUnavailable,
     StoreUnavailable,
 )
-from dispatcher.reservation.booking import LegRequest
 from dispatcher.reservation.shards import LegAnswer
 from dispatcher.store.schema import Addition
 from tests.simulation.scheduler import Process, Scheduler
@@ -198,7 +197,7 @@ class Reached:
 
     def _repeat(self, name: str, act: Callable[[], Any], about: tuple[Any, ...]) -> None:
         """Let a copy of a call arrive later, whatever its process does."""
-        is_move = name == "book" and about[0][0].booking.left_tail is not None
+        is_move = name == "book" and about[0][0][1].left_tail is not None
         if self._room != "windows" or (name not in _COPIED and not is_move):
             return
 
@@ -263,7 +262,7 @@ class Line:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reached, name)
 
-    def book(self, asked: Sequence[LegRequest], **more: Any) -> list[LegAnswer]:
+    def book(self, asked: Sequence[Any], **more: Any) -> list[LegAnswer]:
         try:
             return cast("list[LegAnswer]", self._reached.book(asked, **more))
         except ReservationsUnavailable:

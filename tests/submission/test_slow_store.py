@@ -28,6 +28,7 @@ from dispatcher.times.send_time import to_ms
 from tests.support.doubles import Between, once, raising
 from tests.support.house import FAR, House, draft, house_on
 from tests.support.house_fixtures import Build
+from tests.support.reserving import cancel as cancelled
 from tests.support.reserving import window
 from tests.support.servers import RedisServer
 
@@ -213,7 +214,7 @@ def test_a_slow_duplicate_is_not_told_of_a_message_that_was_taken_back(build: Bu
     def cancel(message: Message) -> None:
         assert house.parts.void_ids.take_back(message)
         terms = terms_for(house.settings, scope="ada", channel="memory")
-        house.parts.windows.release(message.id, terms)
+        cancelled(house.parts.windows, message.id, terms)
 
     first, answer = slow_duplicate(house, duplicate, cancel)
     assert answer.id != first.id

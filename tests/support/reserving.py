@@ -23,6 +23,7 @@ from dispatcher.reservation import (
     BookingRequest,
     Fence,
     Rules,
+    Slot,
     Submit,
     Terms,
     Unconfirmed,
@@ -101,6 +102,12 @@ def move(
 def cancel(windows: Windows, message_id: UUID, terms: Terms, tail: str = "") -> None:
     """Release the reservation of a message as a cancel does."""
     windows.withdraw([BookingRequest(message_id, terms, 0, 0, tail=tail)])
+
+
+def release_for_everyone(windows: Windows, booking: Booking) -> None:
+    """Release the reservation of a message that its store has given up."""
+    slot = Slot(booking.message_id, to_ms(booking.send_at), booking.request)
+    windows.withdraw([slot.for_everyone().request])
 
 
 def win(windows: Windows, moving: BookingRequest, *, tail: str = "") -> None:
