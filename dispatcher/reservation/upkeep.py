@@ -49,7 +49,6 @@ _MOST_SCANNED = 5_000
 _FOR_EVER = -1
 _ID_BYTES = 16
 
-
 _Step = tuple[Part, Sequence[bytes | str], Sequence[Any]]
 
 
@@ -86,35 +85,33 @@ class Unconfirmed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rebuild:
-    """A rebuild under way: its parts, each with the identity of the server that holds it.
+    """A rebuild under way: its parts, each with the marker that lets one process fill it.
 
-    A part's marker lets one process at a time fill it. ``failure`` is the error of a server whose
-    parts could not be checked or marked; they stay as they are.
+    A marker begins with the identity of the server process that holds the part, and ends with it.
+    ``failure`` is the error of a server whose parts could not be checked or marked; they stay as
+    they are.
     """
 
-    token: str
-    holders: Mapping[Part, str]
+    markers: Mapping[Part, str]
     failure: ReservationsUnavailable | None = None
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        return tuple(self.holders)
-
-    def marker(self, part: Part) -> str:
-        """Return the marker of a part, which ends where another server process has the part."""
-        return f"{self.holders[part]}:{self.token}"
+        return tuple(self.markers)
 
     @property
     def shards(self) -> tuple[ShardKeys, ...]:
-        return tuple(part for part in self.parts if isinstance(part, ShardKeys))
+        return tuple(part for part in self.markers if isinstance(part, ShardKeys))
 
     @property
     def permit_markers(self) -> dict[PermitKeys, str]:
-        return {part: self.marker(part) for part in self.parts if isinstance(part, PermitKeys)}
+        return {
+            part: marker for part, marker in self.markers.items() if isinstance(part, PermitKeys)
+        }
 
     def of(self, kind: type[Part]) -> Rebuild:
-        holders = {part: server for part, server in self.holders.items() if isinstance(part, kind)}
-        return replace(self, holders=holders)
+        markers = {part: marker for part, marker in self.markers.items() if isinstance(part, kind)}
+        return replace(self, markers=markers)
 
 
 class Upkeep:
@@ -156,7 +153,7 @@ class Upkeep:
         rebuilt, nor does a part whose hash slot is moving. Its error is raised where nothing is to
         be rebuilt. The parts on a server that evicts are closed.
         """
-        token, holders = uuid4().hex, dict[Part, str]()
+        token, markers = uuid4().hex, dict[Part, str]()
         failure: ReservationsUnavailable | None = None
         with translated(ReservationsUnavailable):
             left = list(self._fence.parts_by_server(self._client))
@@ -164,15 +161,15 @@ class Upkeep:
             parts = left.pop()
             try:
                 with translated(ReservationsUnavailable):
-                    holders |= self._begun("begin", token, self._checked(parts))
+                    markers |= self._begun("begin", token, self._checked(parts))
             except ReservationsUnavailable as error:
                 if len(parts) > 1 and is_hash_slot_moving(error):
                     # One part fails the call for all on its server: each is asked for alone.
                     left += [[each] for each in parts]
                 else:
                     failure = failure or error
-        if holders:
-            return Rebuild(token, holders, failure)
+        if markers:
+            return Rebuild(markers, failure)
         if failure is not None:
             raise failure
         return None
@@ -182,9 +179,9 @@ class Upkeep:
         wanted = [keys for keys in self._fence.keys if keys.shard in shards]
         with translated(ReservationsUnavailable):
             self._checked(self._fence.parts)
-            token, held = uuid4().hex, self._fence.holders(self._client, wanted)
-            begun = self._begun("close", token, held)
-        return Rebuild(token, begun) if begun else None
+            holders = self._fence.holders(self._client, wanted)
+            markers = self._begun("close", uuid4().hex, holders)
+        return Rebuild(markers) if markers else None
 
     def _checked(self, parts: Sequence[Part]) -> dict[Part, str]:
         try:
@@ -194,19 +191,20 @@ class Upkeep:
             raise
 
     def _begun(self, step: str, token: str, holders: Mapping[Part, str]) -> dict[Part, str]:
-        replies = self._run(step, Rebuild(token, holders), [(part, (), ()) for part in holders])
-        return {part: holders[part]
-                for part, begun in zip(holders, replies, strict=True) if begun}  # fmt: skip
+        """Put markers; return those that were put, or had been before by this token."""
+        markers = {part: f"{server}:{token}" for part, server in holders.items()}
+        replies = self._run(step, Rebuild(markers), [(part, (), ()) for part in markers])
+        return {part: markers[part]
+                for part, begun in zip(markers, replies, strict=True) if begun}  # fmt: skip
 
     def _run(self, step: str, rebuild: Rebuild, calls: Iterable[_Step]) -> list[int]:
-        """Take a step of a rebuild in parts, each with further keys and words."""
         return replies_of(
             self._client,
             self._rebuild,
             [
                 (
                     [part.rebuild, part.epoch, *names],
-                    [step, rebuild.marker(part), self._marker_life_ms, *words],
+                    [step, rebuild.markers[part], self._marker_life_ms, *words],
                 )
                 for part, names, words in calls
             ],
@@ -217,9 +215,9 @@ class Upkeep:
         parts = {part.tag: part for part in rebuild.parts}
         known = {part.tag for part in self._fence.parts}
         with translated(ReservationsUnavailable):
-            self._delete(rebuild, {keys: [keys.pending] for keys in rebuild.shards})
+            self._run("wipe", rebuild, [(keys, [keys.pending], ()) for keys in rebuild.shards])
             for names in self._scanned(rebuild):
-                ours: dict[Part, list[bytes | str]] = defaultdict(list)
+                ours: dict[Part, list[bytes]] = defaultdict(list)
                 of_no_part: dict[str, list[bytes]] = defaultdict(list)
                 for name in names:
                     tag = tag_of(name)
@@ -227,8 +225,16 @@ class Upkeep:
                         of_no_part[tag].append(name)
                     elif tag in parts and start_of(name) == parts[tag].contents.encode():
                         ours[parts[tag]].append(name)
-                self._delete(rebuild, ours)
-                self._delete_of_no_part(of_no_part)
+                steps: list[_Step] = [
+                    (part, window_names[start : start + _MOST_DELETED], ())
+                    for part, window_names in ours.items()
+                    for start in range(0, len(window_names), _MOST_DELETED)
+                ]
+                self._run("wipe", rebuild, steps)
+                # Left behind by another number of shards. The epoch goes along, so that a part
+                # which others may just have opened is never open with something missing.
+                for tag, window_names in of_no_part.items():
+                    self._client.unlink(epoch_of(tag), *window_names)
 
     def _scanned(self, rebuild: Rebuild) -> Iterator[list[bytes]]:
         """Yield the names of the namespace's keys on the servers of a rebuild, some at a time."""
@@ -240,67 +246,39 @@ class Upkeep:
                 )
                 yield cast("list[bytes]", names)
 
-    def _delete(self, rebuild: Rebuild, found: Mapping[Part, Sequence[bytes | str]]) -> None:
-        some = [
-            (part, names[start : start + _MOST_DELETED], ())
-            for part, names in found.items()
-            for start in range(0, len(names), _MOST_DELETED)
-        ]
-        self._run("wipe", rebuild, some)
-
-    def _delete_of_no_part(self, found: Mapping[str, Sequence[bytes]]) -> None:
-        """Delete what another number of shards left behind.
-
-        Each command takes the epoch along, so that a part which others may just have opened is
-        never open with something missing.
-        """
-        for tag, names in found.items():
-            self._client.unlink(epoch_of(tag), *names)
-
     def restore(self, rebuild: Rebuild, rows: Sequence[Reserved]) -> None:
         """Put the rows that belong to these shards back into their windows, in one round trip.
 
         Keeps the marker alive in all parts, also without rows; once a second is often enough.
         """
-        calls: list[_Step] = [
-            (
-                keys,
-                [keys.pending, *(keys.window(scope.name, scope.kind) for scope in entries)],
-                [b"".join(each) for each in entries.values()],
-            )
-            for keys, entries in self._restored(rebuild, rows)
-        ]
-        called = {keys for keys, _, _ in calls}
-        calls += [(part, (), ()) for part in rebuild.parts if part not in called]
-        with translated(ReservationsUnavailable):
-            self._run("restore", rebuild, calls)
-
-    def _restored(
-        self, rebuild: Rebuild, rows: Sequence[Reserved]
-    ) -> Iterator[tuple[ShardKeys, dict[Scope, list[bytes]]]]:
-        """Yield what one script restores: a shard, and the entries of each of its windows."""
-        found = {keys.shard: (keys, list[tuple[Scope, bytes]]()) for keys in rebuild.shards}
+        entries: dict[ShardKeys, list[tuple[bytes, bytes]]] = {keys: [] for keys in rebuild.shards}
         for row in rows:
             entry = b"%015d%c%b" % (to_ms(row.send_at), len(row.member), row.member)
             for scope in row.scopes:
-                shard = self._fence.keys_of(scope).shard
-                if shard in found:
-                    found[shard][1].append((scope, entry))
-        for keys, pairs in found.values():
+                keys, window = self._fence.window_of(scope)
+                if keys in entries:
+                    entries[keys].append((window, entry))
+        steps: list[_Step] = []
+        for keys, pairs in entries.items():
             for start in range(0, len(pairs), _MOST_RESTORED):
-                entries: dict[Scope, list[bytes]] = defaultdict(list)
-                for scope, entry in pairs[start : start + _MOST_RESTORED]:
-                    entries[scope].append(entry)
-                yield keys, entries
+                of_window: dict[bytes, list[bytes]] = defaultdict(list)
+                for window, entry in pairs[start : start + _MOST_RESTORED]:
+                    of_window[window].append(entry)
+                words = [b"".join(restored) for restored in of_window.values()]
+                steps.append((keys, [keys.pending, *of_window], words))
+        called = {part for part, _, _ in steps}
+        steps += [(part, (), ()) for part in rebuild.parts if part not in called]
+        with translated(ReservationsUnavailable):
+            self._run("restore", rebuild, steps)
 
     def open(self, rebuild: Rebuild) -> int:
         """Declare the parts complete; return how many were still this rebuild's to declare."""
-        calls = [
-            (part, (), (server, *self._fence.layout(part)))
-            for part, server in rebuild.holders.items()
+        steps: list[_Step] = [
+            (part, (), (marker.rpartition(":")[0], *self._fence.layout(part)))
+            for part, marker in rebuild.markers.items()
         ]
         with translated(ReservationsUnavailable):
-            return sum(self._run("open", rebuild, calls))
+            return sum(self._run("open", rebuild, steps))
 
     def unchecked(self, *, older_than: timedelta) -> dict[ShardKeys, datetime]:
         """Return the shards opened longer ago than that whose stragglers were not looked for.
