@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain, pairwise, starmap
 from typing import NamedTuple
 from uuid import UUID
 
@@ -128,12 +128,13 @@ class Timeline:
     @cached_property
     def blocked(self) -> tuple[Span, ...]:
         quotas = chain.from_iterable(window.quotas for window in self.windows)
-        return _united_spans(span for quota in quotas for span in quota.blocked)
+        blocked = chain.from_iterable(quota.blocked for quota in quotas)
+        return tuple(starmap(Span, united(blocked)))
 
     @cached_property
     def refused(self) -> tuple[Span, ...]:
         """Where a new message is refused, by a quota or because of quiet hours."""
-        return _united_spans((*self.blocked, *self.quiet))
+        return tuple(starmap(Span, united((*self.blocked, *self.quiet))))
 
     @property
     def complete(self) -> bool:
@@ -189,38 +190,26 @@ class Timelines:
         earliest, latest = _reach(quotas, zone, start, end)
         _, window = self._contents.fence.window_of(scope)
 
-        def count(stretches: Sequence[Interval]) -> list[StretchCount]:
-            many = self._contents.counts(window, stretches)
-            return [(*each, found) for each, found in zip(stretches, many, strict=True)]
-
-        *near, ever = count([(earliest, start), (start, latest), _EVER])
-        if any(many > MOST_READ for _, _, many in near):
+        stretches = [(earliest, start), (start, latest), _EVER]
+        *near, many = self._contents.counts(window, stretches)
+        if max(near) > MOST_READ:
             spans = [_first_span(quota, zone, start) for quota in quotas]
-            fills = _fills(count(spans))
-            return WindowTimeline(
-                scope=str(scope),
-                booked=(),
-                quotas=tuple(
-                    QuotaTimeline(quota, (fill,), ())
-                    for quota, fill in zip(quotas, fills, strict=True)
-                ),
-                complete=False,
-                many=ever[2],
+            counts = self._contents.counts(window, spans)
+            timelines = tuple(
+                QuotaTimeline(quota, (Fill(from_ms(begins), from_ms(ends), count),), ())
+                for quota, (begins, ends), count in zip(quotas, spans, counts, strict=True)
             )
+            return WindowTimeline(str(scope), (), timelines, complete=False, many=many)
         members = self._contents.members(window, earliest, latest)
         times = [at_ms for _, at_ms in members]
         often = Counter(member[:_ID_BYTES] for member, _ in members)
-        return WindowTimeline(
-            scope=str(scope),
-            booked=tuple(
-                Booked(UUID(bytes=(id_ := member[:_ID_BYTES])), from_ms(at_ms), often[id_] > 1)
-                for member, at_ms in members
-                if start <= at_ms < end and len(member) >= _ID_BYTES
-            ),
-            quotas=tuple(_quota(each, times, zone, edges) for each in quotas),
-            complete=True,
-            many=ever[2],
+        booked = tuple(
+            Booked(UUID(bytes=(id_ := member[:_ID_BYTES])), from_ms(at_ms), often[id_] > 1)
+            for member, at_ms in members
+            if start <= at_ms < end and len(member) >= _ID_BYTES
         )
+        timelines = tuple(_quota(quota, times, zone, edges) for quota in quotas)
+        return WindowTimeline(str(scope), booked, timelines, complete=True, many=many)
 
     def _slots(self, terms: Terms, timeline: Timeline, now: datetime) -> tuple[datetime, ...]:
         found: list[datetime] = []
@@ -237,27 +226,20 @@ class Timelines:
 
 def _quota(quota: AnyQuota, times: Sequence[int], zone: str, edges: Sequence[int]) -> QuotaTimeline:
     if isinstance(quota, CalendarQuota):
-        fills = list(_period_counts(times, quota, zone))
-        blocked = _blocked_by_periods(fills, quota)
+        counts = list(_period_counts(times, quota, zone))
+        blocked = [(begins, ends) for begins, ends, count in counts if count >= quota.count]
     else:
-        fills = list(_step_counts(times, quota, edges))
-        blocked = _blocked_by_runs(times, quota)
+        counts = list(_step_counts(times, quota, edges))
+        runs = zip(times, times[quota.count - 1 :], strict=False)
+        length = quota.length_ms
+        blocked = [(last - length + 1, first + length)
+                   for first, last in runs if last - first < length]  # fmt: skip
     start, end = edges[0], edges[-1]
-    shown = [each for each in fills if each[0] < end and each[1] > start]
-    return QuotaTimeline(quota, _fills(shown), _spans(_cut(blocked, start, end)))
-
-
-def _blocked_by_runs(times: Sequence[int], quota: Quota) -> list[Interval]:
-    """Return where a quota refuses a new time: around each of its tight runs."""
-    return united(
-        (last - quota.length_ms + 1, first + quota.length_ms)
-        for first, last in zip(times, times[quota.count - 1 :], strict=False)
-        if last - first < quota.length_ms
-    )
-
-
-def _blocked_by_periods(periods: Iterable[StretchCount], quota: CalendarQuota) -> list[Interval]:
-    return united((start, end) for start, end, count in periods if count >= quota.count)
+    fills = [Fill(from_ms(begins), from_ms(ends), count)
+             for begins, ends, count in counts if begins < end and ends > start]  # fmt: skip
+    cut = [(max(begins, start), min(ends, end)) for begins, ends in united(blocked)]
+    shown = _spans((begins, ends) for begins, ends in cut if begins < ends)
+    return QuotaTimeline(quota, tuple(fills), shown)
 
 
 def _step_counts(
@@ -293,17 +275,13 @@ def _first_span(quota: AnyQuota, zone: str, start: int) -> Interval:
     return first, last
 
 
-def _reach(quotas: Sequence[AnyQuota], zone: str, start: int, end: int) -> tuple[int, int]:
+def _reach(quotas: Sequence[AnyQuota], zone: str, start: int, end: int) -> Interval:
     """Return from when until when booked times decide about times from start to end, in ms."""
-    rolling = max((each.length_ms for each in quotas if isinstance(each, Quota)), default=0)
-    periods = [
-        each.bounds(at, each.zone or zone, 1)
-        for each in quotas
-        if isinstance(each, CalendarQuota)
-        for at in (start, end - 1)
-    ]
-    earliest = min([start - rolling, *(begins for begins, _ in periods)])
-    return earliest, max([end + rolling, *(ends for _, ends in periods)])
+    lengths = [quota.length_ms for quota in quotas if isinstance(quota, Quota)]
+    rolling = max(lengths, default=0)
+    spans = [_first_span(quota, zone, at) for quota in quotas for at in (start, end - 1)]
+    earliest = min(begins for begins, _ in spans)
+    return min(start - rolling, earliest), max(end + rolling, *(ends for _, ends in spans))
 
 
 def _edges(start: int, end: int, zone: str) -> list[int]:
@@ -324,21 +302,5 @@ def _edges(start: int, end: int, zone: str) -> list[int]:
     return [*edges, end]
 
 
-def _cut(intervals: Iterable[Interval], start: int, end: int) -> list[Interval]:
-    return [
-        (max(first, start), min(last, end))
-        for first, last in intervals
-        if max(first, start) < min(last, end)
-    ]
-
-
-def _fills(counts: Iterable[StretchCount]) -> tuple[Fill, ...]:
-    return tuple(Fill(from_ms(start), from_ms(end), count) for start, end, count in counts)
-
-
 def _spans(intervals: Iterable[Interval]) -> tuple[Span, ...]:
     return tuple(Span(from_ms(start), from_ms(end)) for start, end in intervals)
-
-
-def _united_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
-    return _spans(united((to_ms(each.begins_at), to_ms(each.ends_at)) for each in spans))

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache
-from typing import Self
+from typing import Self, TypeVar
 
 from dispatcher.errors import InvalidValue, kind_of, quoted
 from dispatcher.times import zones
@@ -36,6 +37,7 @@ NO_HOURS = "none"
 """What a message stores as its quiet hours where it has none, whatever its channel has."""
 
 Interval = tuple[int, int]
+Instant = TypeVar("Instant", int, datetime)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +208,9 @@ def _inside_day(hours: Hours, zone: str, day: int) -> tuple[Interval, ...]:
     return tuple(found)
 
 
-def united(intervals: Iterable[Interval]) -> list[Interval]:
+def united(intervals: Iterable[tuple[Instant, Instant]]) -> list[tuple[Instant, Instant]]:
     """Return intervals that cover the same instants, sorted, neither overlapping nor touching."""
-    joined: list[Interval] = []
+    joined: list[tuple[Instant, Instant]] = []
     for start, end in sorted(intervals):
         if joined and start <= joined[-1][1]:
             joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
