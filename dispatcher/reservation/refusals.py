@@ -150,7 +150,7 @@ class RefusalLog:
             raise InvalidValue("since", quoted(since), accepted)
         if not isinstance(last, int) or not 0 <= last <= _KEPT:
             raise InvalidValue("last", quoted(last), f"0 to {_KEPT}")
-        wanted = None if quota is None else str(parse_quota(quota))
+        named = None if quota is None else str(parse_quota(quota))
         now = self._clock.now()
         first = now - since
         with translated(ReservationsUnavailable):
@@ -159,15 +159,15 @@ class RefusalLog:
                 pipeline.hgetall(self._keys.refusals(hour))
             pipeline.lrange(self._keys.last_refusals, 0, -1)
             *hours, kept = pipeline.execute()
-        records = [
-            each
-            for each in map(_Record.read, kept)
-            if each.at >= to_ms(first) and wanted in (None, each.quota)
-        ]
+        records = (
+            record
+            for record in map(_Record.read, kept)
+            if record.at >= to_ms(first) and named in (None, record.quota)
+        )
         return Refusals(
             since=first,
-            rules=_by_rule(hours, wanted),
-            last=tuple(self._shown(each) for each in islice(records, last)),
+            rules=_by_rule(hours, named),
+            last=tuple(self._shown(record) for record in islice(records, last)),
         )
 
     def of(self, scopes: Sequence[str], *, last: int) -> tuple[LastRefusal, ...]:
@@ -176,8 +176,8 @@ class RefusalLog:
         The newest is the first. ``scope`` is the full one where it is one of ``scopes``, else None.
         Raises ReservationsUnavailable.
         """
-        names = {self._digest(each): each for each in scopes}
-        marks = [each.encode() for each in names]
+        names = {self._digest(name): name for name in scopes}
+        marks = [digest.encode() for digest in names]
         with translated(ReservationsUnavailable):
             kept = cast("list[bytes]", self._client.lrange(self._keys.last_refusals, 0, -1))
         # A digest has 16 hex digits: no other part of a record looks like one.
@@ -186,12 +186,12 @@ class RefusalLog:
 
     def _write(self, refused: Sequence[tuple[BookingRequest, SlotRefused]]) -> None:
         now_ms = to_ms(self._clock.now())
-        counts: Counter[str] = Counter()
-        for request, error in refused:
-            kind, quota, _ = _rule_of(request, error)
-            wait_ms = to_ms(error.next_slot) - to_ms(error.send_at)
-            counts[f"{_step_of(wait_ms)} {kind} {quota}"] += 1
-        kept = [self._record(*each, now_ms).text() for each in refused[:_KEPT_OF_A_BATCH]]
+        records = [self._record(request, error, now_ms) for request, error in refused]
+        counts = Counter(
+            f"{_step_of(record.slot - record.asked_ms)} {record.kind} {record.quota}"
+            for record in records
+        )
+        kept = [record.text() for record in records[:_KEPT_OF_A_BATCH]]
         hour, last = self._keys.refusals(now_ms // _HOUR_MS), self._keys.last_refusals
         pipeline = self._client.pipeline(transaction=False)
         for field, count in counts.items():
@@ -203,9 +203,12 @@ class RefusalLog:
         pipeline.execute()
 
     def _record(self, request: BookingRequest, error: SlotRefused, now_ms: int) -> _Record:
-        kind, quota, full = _rule_of(request, error)
-        quiet_hours = ""
-        if isinstance(error, QuietHours):
+        names = [str(scope) for scope in request.terms.scopes]
+        kind, quota, full, quiet_hours = "", "", -1, ""
+        if isinstance(error, QuotaExceeded):
+            quota, full = error.quota, names.index(error.scope)
+            kind = request.terms.scopes[full].kind
+        elif isinstance(error, QuietHours):
             quiet_hours = f"{error.quiet_hours} of {error.zone}"
         return _Record(
             at=now_ms,
@@ -214,7 +217,7 @@ class RefusalLog:
             kind=kind,
             quota=quota,
             full=full,
-            scopes=[self._digest(str(scope)) for scope in request.terms.scopes],
+            scopes=[*map(self._digest, names)],
             quiet_hours=quiet_hours,
         )
 
@@ -227,7 +230,7 @@ class RefusalLog:
             scope = ""
         return LastRefusal(
             at=from_ms(record.at),
-            kind=record.kind if record.quota else "",
+            kind=record.kind,
             quota=record.quota or None,
             send_at=from_ms(record.asked_ms),
             next_slot=from_ms(record.slot),
@@ -236,29 +239,18 @@ class RefusalLog:
         )
 
 
-def _rule_of(request: BookingRequest, error: SlotRefused) -> tuple[str, str, int]:
-    if not isinstance(error, QuotaExceeded):
-        return "", "", -1
-    for index, scope in enumerate(request.terms.scopes):
-        if str(scope) == error.scope:
-            return scope.kind, error.quota, index
-    return "", error.quota, -1
-
-
 def _step_of(wait_ms: int) -> int:
     return max(0, math.ceil(_STEPS * math.log2(max(1, wait_ms) / 1_000)))
 
 
-def _by_rule(
-    hours: Iterable[Mapping[bytes, bytes]], wanted: str | None
-) -> tuple[RuleRefusals, ...]:
+def _by_rule(hours: Iterable[Mapping[bytes, bytes]], named: str | None) -> tuple[RuleRefusals, ...]:
     waits: defaultdict[tuple[str, str], Counter[int]] = defaultdict(Counter)
     for counts in hours:
-        for field, many in counts.items():
+        for field, count in counts.items():
             step, kind, quota = field.decode().split(" ", 2)
-            if wanted in (None, quota):
-                waits[kind, quota][int(step)] += int(many)
-    found = [
+            if named in (None, quota):
+                waits[kind, quota][int(step)] += int(count)
+    rules = [
         RuleRefusals(
             kind=kind,
             quota=quota or None,
@@ -268,7 +260,7 @@ def _by_rule(
         )
         for (kind, quota), steps in waits.items()
     ]
-    return tuple(sorted(found, key=lambda each: (-each.refused, each.kind, each.quota or "")))
+    return tuple(sorted(rules, key=lambda rule: (-rule.refused, rule.kind, rule.quota or "")))
 
 
 def _percentile(steps: Counter[int], part: float) -> timedelta:
