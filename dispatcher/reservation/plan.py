@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from itertools import islice
-from typing import NamedTuple
 from uuid import uuid4
 
 import redis
@@ -17,7 +16,7 @@ from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import PlanKeys, ShardKeys
 from dispatcher.redis.scripts import Call, script
 from dispatcher.reservation.booking import Answer, BookingRequest, planned_id
-from dispatcher.reservation.shards import CLOSED
+from dispatcher.reservation.shards import closed
 from dispatcher.reservation.taken_keys import replies_of
 from dispatcher.reservation.terms import Rules
 from dispatcher.reservation.windows import Windows
@@ -32,13 +31,6 @@ _STEP = 1_000
 """Most members that one call copies; it then runs for a millisecond."""
 _AT_ONCE = 1_000
 _LOST = "the copies of the plan are gone; plan again"
-
-
-class _Copy(NamedTuple):
-    real: ShardKeys
-    keys: PlanKeys
-    window: str
-    name: str
 
 
 class Copies(AbstractContextManager["Copies"]):
@@ -63,7 +55,7 @@ class Copies(AbstractContextManager["Copies"]):
         self._client = client
         self._clock = clock
         self._real = tuple(keys)
-        self._keys = tuple(PlanKeys(each.namespace, each.shard, plan) for each in keys)
+        self._keys = tuple(PlanKeys(real.namespace, real.shard, plan) for real in keys)
         self._windows = Windows(client, rules, keys=self._keys, under_way=under_way)
         self._copy = script("reservation/copy_window")
         self._touched: set[PlanKeys] = set()
@@ -79,15 +71,15 @@ class Copies(AbstractContextManager["Copies"]):
         ids marked as those of drafts, which are stored nowhere.
         """
         del grace  # the store confirms none of these
-        requests = [each._replace(message_id=planned_id(each.message_id)) for each in requests]
+        requests = [r._replace(message_id=planned_id(r.message_id)) for r in requests]
         copies = self._needed(requests)
         with translated(ReservationsUnavailable):
             self._copy_windows(copies)
             self._copy_duplicates(requests)
-        found = self._windows.book(requests)
+        answers = self._windows.book(requests)
         with translated(ReservationsUnavailable):
             self._renew(copies)
-        return found
+        return answers
 
     def withdraw(self, requests: Sequence[BookingRequest]) -> None:
         """Give nothing back: what is booked in the copies ends with them."""
@@ -111,31 +103,33 @@ class Copies(AbstractContextManager["Copies"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _needed(self, requests: Iterable[BookingRequest]) -> list[_Copy]:
-        found: dict[str, _Copy] = {}
+    def _needed(self, requests: Iterable[BookingRequest]) -> dict[str, tuple[PlanKeys, str]]:
+        """Return the names of the copies that requests need, each with its keys and its window."""
+        needed: dict[str, tuple[PlanKeys, str]] = {}
         for request in requests:
             for leg in self._windows.legs(request.terms):
-                real, keys = self._real[leg.keys.shard], self._keys[leg.keys.shard]
+                shard = leg.keys.shard
                 for scope, name in zip(leg.scopes, leg.windows, strict=True):
-                    if name not in found:
-                        window = real.window(scope.name, scope.kind)
-                        found[name] = _Copy(real, keys, window, name)
-        return list(found.values())
+                    window = self._real[shard].window(scope.name, scope.kind)
+                    needed[name] = self._keys[shard], window
+        return needed
 
-    def _copy_windows(self, copies: Sequence[_Copy]) -> None:
+    def _copy_windows(self, copies: Mapping[str, tuple[PlanKeys, str]]) -> None:
         """Copy the windows that were not yet, in steps."""
-        left = list(copies)
+        left = [*copies]
         while left:
-            calls: list[Call] = [
-                (
-                    [copy.window, copy.name, copy.keys.copies, copy.real.epoch],
-                    [_STEP, LIFE_MS, int(copy.keys in self._touched)],
-                )
-                for copy in left
-            ]
+            calls: list[Call] = []
+            for name in left:
+                keys, window = copies[name]
+                words = [_STEP, LIFE_MS, int(keys in self._touched)]
+                calls.append(([window, name, keys.copies, keys.epoch], words))
             states = replies_of(self._client, self._copy, calls)
-            self._touched.update(copy.keys for copy in left)
-            left = [copy for copy, state in zip(left, states, strict=True) if _is_more(state)]
+            self._touched.update(copies[name][0] for name in left)
+            if b"closed" in states:
+                raise closed()
+            if b"lost" in states:
+                raise ReservationsUnavailable(_LOST)
+            left = [name for name, state in zip(left, states, strict=True) if state == b"more"]
 
     def _copy_duplicates(self, requests: Iterable[BookingRequest]) -> None:
         pipeline = self._client.pipeline(transaction=False)
@@ -147,11 +141,11 @@ class Copies(AbstractContextManager["Copies"]):
                 pipeline.copy(duplicates, self._duplicates[-1])
         pipeline.execute()
 
-    def _renew(self, copies: Iterable[_Copy]) -> None:
+    def _renew(self, copies: Iterable[str]) -> None:
         """Give a life to what was booked in, which has none, and at times to everything."""
         pipeline = self._client.pipeline(transaction=False)
-        for each in copies:
-            pipeline.pexpire(each.name, LIFE_MS)
+        for name in copies:
+            pipeline.pexpire(name, LIFE_MS)
         for keys in self._touched:
             pipeline.unlink(keys.pending)
             pipeline.pexpire(keys.copies, LIFE_MS)
@@ -169,13 +163,5 @@ class Copies(AbstractContextManager["Copies"]):
     def _names(self) -> Iterator[list[bytes]]:
         for keys in self._touched:
             names = self._client.hscan_iter(keys.copies, count=_AT_ONCE)
-            while some := [name for name, _ in islice(names, _AT_ONCE)]:
-                yield some
-
-
-def _is_more(state: bytes) -> bool:
-    if state == b"closed":
-        raise ReservationsUnavailable(CLOSED)
-    if state == b"lost":
-        raise ReservationsUnavailable(_LOST)
-    return state == b"more"
+            while page := [name for name, _ in islice(names, _AT_ONCE)]:
+                yield page

@@ -312,7 +312,7 @@ def test_a_large_window_is_copied_in_bounded_steps(
 
     def compare(self: Copies, copies: Any) -> None:
         [copy] = copies
-        copied = set(cast("list[bytes]", house.redis.zrange(copy.name, 0, -1)))
+        copied = set(cast("list[bytes]", house.redis.zrange(copy, 0, -1)))
         missing.append(set(cast("list[bytes]", house.redis.zrange(window, 0, -1))) - copied)
         renew(self, copies)
 
