@@ -47,8 +47,6 @@ _MOST_ROUNDS = 1_000
 
 @dataclass(slots=True)
 class _Booking:
-    """What is to be booked in every leg."""
-
     request: BookingRequest
     legs: Sequence[Leg]
     pending_grace_ms: int
@@ -208,18 +206,18 @@ class Windows:
         answers: list[Answer] = []
         for in_one_shard, group in groupby(bookings, lambda booking: len(booking.legs) == 1):
             together = [*group]
-            answers += self._together(together) if in_one_shard else map(self._alone, together)
+            if not in_one_shard:
+                answers += map(self._alone, together)
+                continue
+            of_legs = self.shards.book(
+                [(booking.legs[0], booking.request) for booking in together],
+                pending_grace_ms=together[0].pending_grace_ms,
+            )
+            answers += (
+                self._refusal(booking, answer) if isinstance(answer, Blocked) else answer
+                for booking, answer in zip(together, of_legs, strict=True)
+            )
         return answers
-
-    def _together(self, bookings: Sequence[_Booking]) -> list[Answer]:
-        answers = self.shards.book(
-            [(booking.legs[0], booking.request) for booking in bookings],
-            pending_grace_ms=bookings[0].pending_grace_ms,
-        )
-        return [
-            self._refusal(booking, answer) if isinstance(answer, Blocked) else answer
-            for booking, answer in zip(bookings, answers, strict=True)
-        ]
 
     def _alone(self, booking: _Booking) -> Answer:
         request = booking.request
@@ -240,17 +238,15 @@ class Windows:
             until_ms = latest_ms if why else start_ms
             answer = self._in_leg(booking, first, booking.request.message_id, start_ms, until_ms)
             if isinstance(answer, Blocked):
-                why, start_ms = _first(why, answer), answer.until_ms
-                if start_ms > latest_ms:
-                    raise self._refusal(booking, why)
-                continue
-            blocked = self._in_others(booking, others, answer)
-            if blocked is None:
-                return answer
-            why = _first(why, blocked)
-            self._undo(booking, answer)
-            after_ms = max(blocked.until_ms, start_ms)
-            start_ms = self._next_slot(booking.legs, after_ms, booking.request.left)
+                why, start_ms = why or answer, answer.until_ms
+            else:
+                blocked = self._in_others(booking, others, answer)
+                if blocked is None:
+                    return answer
+                why = why or blocked
+                self._undo(booking, answer)
+                after_ms = max(blocked.until_ms, start_ms)
+                start_ms = self._next_slot(booking.legs, after_ms, booking.request.left)
             if start_ms > latest_ms:
                 raise self._refusal(booking, why._replace(until_ms=start_ms))
         raise ReservationsUnavailable(
@@ -263,14 +259,14 @@ class Windows:
         for leg in legs:
             fault("reserve.between_shards")
             try:
-                found = self._in_leg(booking, leg, message_id, at_ms, at_ms)
+                answer = self._in_leg(booking, leg, message_id, at_ms, at_ms)
             except ReservationsUnavailable:
                 with _rest_left_to_reconcile():
                     self._undo(booking, slot)
                 raise
-            if isinstance(found, Blocked):
-                return found
-            if found.at_ms != at_ms:
+            if isinstance(answer, Blocked):
+                return answer
+            if answer.at_ms != at_ms:
                 # It withdraws our reliance only: a duplicate's booking stays.
                 self._undo(booking, slot)
                 if message_id != booking.request.message_id:
@@ -313,11 +309,6 @@ class Windows:
             if start_ms == before_ms or len(legs) == 1:
                 return start_ms
         raise ReservationsUnavailable(ENDLESS)
-
-
-def _first(why: Blocked | None, found: Blocked) -> Blocked:
-    """Return the first reason with the latest knowledge of when it ends."""
-    return found if why is None else why._replace(until_ms=found.until_ms)
 
 
 @contextmanager
