@@ -14,11 +14,11 @@ from dispatcher.quota import Quota
 from dispatcher.reservation import Terms
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support import model
-from tests.support.large_windows import BASE, BOTH, NEAR, ONE
 from tests.support.limits import little_at_once
 from tests.support.reserving import cancel, reserve, reserving
 from tests.support.servers import RedisServer
 from tests.support.soak import examples
+from tests.support.stories import BASE, BOTH, NEAR, ONE
 
 TERMS = [Terms(BOTH), Terms(ONE)]
 

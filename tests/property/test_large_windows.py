@@ -11,14 +11,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dispatcher.quota import Quota
-from tests.support.large_windows import BASE, PATTERNS, Calls, Filled, lone
-from tests.support.model import next_free
 from tests.support.reserving import Reserving
 from tests.support.servers import RedisServer
 from tests.support.soak import examples
+from tests.support.stories import BASE, PATTERNS, Calls, Step, large, lone
 
-SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
-verbs = st.sampled_from(["reserve", "reserve", "next_slot", "move", "many"])
+SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
+MOST_CALLS = 120
+"""One answer takes at most so many script calls; each reads at most about two thousand members."""
+verbs = st.sampled_from(["shift", "shift", "slot", "push", "many"])
 
 
 @dataclass(frozen=True)
@@ -72,21 +73,19 @@ def plans(gap: int) -> st.SearchStrategy[Plan]:
 @given(plan=st.sampled_from([1, 7, 1_000]).flatmap(plans))
 def test_a_large_window_answers_as_the_rule_says(redis_session: RedisServer, plan: Plan) -> None:
     main = Quota(plan.count, plan.count * plan.gap)
-    one = Filled(redis_session.url, [main, *plan.further], plan.members, near=plan.near)
-    with one.real:
+    with large(redis_session.url, [main, *plan.further], plan.members, near=plan.near) as story:
         for verb, place, room in plan.steps:
-            asked = BASE + int(place * 3 * plan.count) * plan.gap + plan.seed % plan.gap
-            getattr(one, verb)(asked, room * plan.gap)
-            one.check_windows()
+            offset = int(place * 3 * plan.count) * plan.gap + plan.seed % plan.gap
+            story.play([Step(verb, offset, room * plan.gap, plan.seed)])
 
 
 @pytest.mark.parametrize(
     ("verb", "room", "both"),
     [
-        ("reserve", 20_000, True),
-        ("reserve", 0, False),
-        ("next_slot", 0, False),
-        ("move", 0, True),
+        ("shift", 20_000, True),
+        ("shift", 0, False),
+        ("slot", 0, False),
+        ("push", 0, True),
         ("many", 20_000, False),
     ],
 )
@@ -98,32 +97,29 @@ def test_a_booking_too_long_for_one_call_is_held_and_checked(
     free = [n for n in range(3 * count) if n % (count - 1)]
     two = [Quota(count, count), Quota(count + 1, count + 1)]
     near = [Quota(count + 700, count + 100)] if both else []
-    one = Filled(redis_session.url, two, free, calls=calls, near=near)
-    with one.real:
-        getattr(one, verb)(BASE + 3 * count // 2, room)
-        one.check_windows()
+    with large(redis_session.url, two, free, near=near) as story:
+        calls.watch(story.real)
+        story.play([Step(verb, 3 * count // 2, room)])
         assert calls.made["check checking"] >= 1
-        if verb == "next_slot":
+        assert calls.made.total() <= MOST_CALLS * (4 if verb == "many" else 1)
+        if verb == "slot":
             assert calls.made["next_slot unsure"] >= 1
-        assert one.real.client.zcard(one.real.keys("ada").pending) <= 12
+        assert story.real.client.zcard(story.real.keys("ada").pending) <= 12
 
 
 def test_a_crowd_is_seen_before_a_longer_quota_takes_several_calls(
     redis_session: RedisServer,
 ) -> None:
     """The short quota was given when the window was full. A crowd may thin out between calls."""
-    count, asked, calls = 5_000, BASE + 7_500, Calls()
+    count, calls = 5_000, Calls()
     free = [n for n in range(3 * count) if n % (count - 1)]
-    two = [Quota(count, count), Quota(16, 65)]
-    one = Filled(redis_session.url, two, free, calls=calls)
-    with one.real:
-        one.reserve(asked, 0)
-        assert calls.made["reserve"] == 1
-        assert calls.made["check"] == 0
-        one.check_windows()
+    with large(redis_session.url, [Quota(count, count), Quota(16, 65)], free) as story:
+        calls.watch(story.real)
+        story.play([Step("book", 7_500)])
+        assert (calls.made["reserve"], calls.made["check"]) == (1, 0)
 
 
-@pytest.mark.parametrize("verb", ["reserve", "next_slot"])
+@pytest.mark.parametrize("verb", ["book", "slot"])
 @pytest.mark.parametrize(("count", "other"), [(1_166, 2), (3_500, 2), (3_500, 40)])
 def test_a_long_quota_is_not_judged_anew_at_each_step_of_another(
     redis_session: RedisServer, count: int, other: int, verb: str
@@ -131,11 +127,11 @@ def test_a_long_quota_is_not_judged_anew_at_each_step_of_another(
     """The other one blocks stretch after stretch; the long one all but blocks."""
     calls, near = Calls(), [Quota(other, other)]
     free = [n for n in range(3 * count) if n % (count - 1)]
-    one = Filled(redis_session.url, [Quota(count, count)], free, calls=calls, near=near)
-    asked = BASE + 138
-    assert next_free(one.intervals(), asked) - asked > count // 2
-    with one.real:
-        getattr(one, verb)(asked, 0)
+    with large(redis_session.url, [Quota(count, count)], free, near=near) as story:
+        calls.watch(story.real)
+        asked = BASE + 138
+        assert story.slot_after(asked) - asked > count // 2
+        story.play([Step(verb, 138)])
         assert calls.made.total() < 25
 
 
@@ -143,19 +139,18 @@ def test_one_call_counts_no_more_than_its_budget(redis_session: RedisServer) -> 
     """Each minute is taken, and four longer quotas are to be looked at for each: none blocks."""
     hours = [Quota(count, 60 * MINUTE) for count in (65, 70, 80, 100)]
     minutes = [n * MINUTE for n in range(5_000)]
-    one = Filled(redis_session.url, [Quota(1, MINUTE), *hours], minutes)
-    shards: Any = one.real.windows.shards
-    run, made = shards._run, list[int]()
+    with large(redis_session.url, [Quota(1, MINUTE), *hours], minutes) as story:
+        shards: Any = story.real.windows.shards
+        run, made = shards._run, list[int]()
 
-    def counted(script: Any, calls: Any) -> Any:
-        before = sum(commands(one.real).values())
-        replies = run(script, calls)
-        made.append(sum(commands(one.real).values()) - before)
-        return replies
+        def counted(script: Any, calls: Any) -> Any:
+            before = sum(commands(story.real).values())
+            replies = run(script, calls)
+            made.append(sum(commands(story.real).values()) - before)
+            return replies
 
-    shards._run = counted
-    with one.real:
-        one.next_slot(BASE, 0)
+        shards._run = counted
+        story.play([Step("slot", 0)])
     assert 2 <= len(made) <= 18
     assert max(made) < 2_200
 
@@ -163,15 +158,13 @@ def test_one_call_counts_no_more_than_its_budget(redis_session: RedisServer) -> 
 def test_a_search_reads_no_run_but_the_one_that_it_tells(redis_session: RedisServer) -> None:
     """A run has a hundred members, and each leap is over one."""
     taken = [n * MINUTE for n in range(5_000)]
-    one = Filled(redis_session.url, [Quota(100, 101 * MINUTE)], taken)
     of_runs = "cmdstat_zrangebyscore"
-    with one.real:
-        one.real.client.config_resetstat()
-        one.next_slot(BASE, 0)
-        one.reserve(BASE, 6_000 * MINUTE)
-        assert of_runs not in commands(one.real)
-        one.reserve(BASE, 0)
-        assert commands(one.real)[of_runs] == 1, "only who is refused is told"
+    with large(redis_session.url, [Quota(100, 101 * MINUTE)], taken) as story:
+        story.real.client.config_resetstat()
+        story.play([Step("slot", 0), Step("shift", 0, 6_000 * MINUTE)])
+        assert of_runs not in commands(story.real)
+        story.play([Step("book", 0)])
+        assert commands(story.real)[of_runs] == 1, "only who is refused is told"
 
 
 def commands(real: Reserving) -> dict[str, int]:
@@ -180,7 +173,7 @@ def commands(real: Reserving) -> dict[str, int]:
     return {name: each["calls"] for name, each in stats.items()}
 
 
-@pytest.mark.parametrize("verb", ["reserve", "move"])
+@pytest.mark.parametrize("verb", ["shift", "push"])
 def test_nothing_is_booked_after_the_latest_time_where_that_takes_long_to_judge(
     redis_session: RedisServer, verb: str
 ) -> None:
@@ -188,100 +181,26 @@ def test_nothing_is_booked_after_the_latest_time_where_that_takes_long_to_judge(
     count = 5_000
     row = range(count)
     after = [count + n for n in range(1, 2 * count) if n % (count - 1)]
-    one = Filled(redis_session.url, [Quota(count, count)], [*row, *after])
-    asked = BASE + count // 2
-    slot = next_free(one.intervals(), asked)
-    assert slot > asked
-    with one.real:
-        getattr(one, verb)(asked, slot - asked - 1)
-        one.check_windows()
-        getattr(one, verb)(asked, slot - asked)
-        one.check_windows()
+    with large(redis_session.url, [Quota(count, count)], [*row, *after]) as story:
+        asked = count // 2
+        room = story.slot_after(BASE + asked) - BASE - asked
+        assert room > 0
+        story.play([Step(verb, asked, room - 1), Step(verb, asked, room)])
 
 
 @pytest.mark.parametrize("count", [17, 40])
 def test_a_lone_tight_run_is_seen_wherever_it_ends(redis_session: RedisServer, count: int) -> None:
     for start in range(-count, 2):
-        one = Filled(redis_session.url, [Quota(count, count)], lone(count, start))
-        with one.real:
-            one.next_slot(BASE, 0)
-            if start in {-count, -count + 1, -1, 0, 1}:
-                one.reserve(BASE, 0)
-
-
-# Scopes so full that one call of a script cannot reach the next slot, or may just reach it.
-
-
-@st.composite
-def full_groups(draw: st.DrawFn) -> list[int]:
-    """Draw full groups of one or two, one length apart, with groups left out."""
-    holes = draw(st.frozensets(st.integers(0, 1_299), max_size=3))
-    count, groups = draw(st.integers(1, 2)), draw(st.integers(1_010, 1_300))
-    left = [10 * group for group in range(groups) if group not in holes]
-    return sorted(left * count)
-
-
-@settings(
-    max_examples=examples(40),
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@given(members=full_groups(), offset=st.integers(0, 40), room=st.integers(0, 15_000))
-def test_a_search_longer_than_one_call_finds_the_first_slot(
-    redis_session: RedisServer, members: list[int], offset: int, room: int
-) -> None:
-    one = Filled(redis_session.url, [Quota(members.count(members[0]), 10)], members)
-    asked = BASE + offset
-    with one.real:
-        slot = next_free(one.intervals(), asked)
-        one.next_slot(asked, 0)
-        for latest in (asked, slot - 1, max(slot, asked + room)):
-            if latest >= asked:
-                one.reserve(asked, latest - asked)
-        one.check_windows()
-
-
-def runs(*starts_and_counts: tuple[int, int]) -> list[int]:
-    """Members a second apart, so many from each start on."""
-    return sorted(start + n * SECOND for start, count in starts_and_counts for n in range(count))
-
-
-QUOTAS = [Quota.parse("1/second"), Quota.parse("1000/day")]
-WITH_ROOM = runs((-23 * HOUR, 500), (0, 499), (23 * HOUR, 500))
-"""There is room for one in the day."""
-
-
-@pytest.mark.parametrize(
-    ("members", "least", "most"),
-    [
-        pytest.param(WITH_ROOM, 1, 1_000, id="room for one in the day"),
-        pytest.param(
-            runs((-23 * HOUR, 400), (0, 600), (23 * HOUR, 400)), 1, 1_000, id="no room in the day"
-        ),
-        pytest.param(runs((0, 999)), 1, 1, id="room for one after a full row"),
-        pytest.param(runs((0, 999), (DAY, 999)), 2, 1_000, id="room for one after each of two"),
-    ],
-)
-def test_only_a_long_search_is_cut_into_several_calls(
-    redis_session: RedisServer, members: list[int], least: int, most: int
-) -> None:
-    """The members, 1,000 to 2,000, keep both a short and a long quota."""
-    calls = Calls()
-    one = Filled(redis_session.url, QUOTAS, members, calls=calls)
-    with one.real:
-        for verb, room in (("next_slot", 0), ("reserve", 0), ("reserve", DAY)):
-            calls.made.clear()
-            getattr(one, verb)(BASE, room)
-            assert least <= calls.made.total() <= most
-        one.next_slot(BASE + 250 * SECOND + 7, 0)
-        one.check_windows()
+        with large(redis_session.url, [Quota(count, count)], lone(count, start)) as story:
+            story.play([Step("slot", 0), Step("book", 0)])
 
 
 def test_a_booking_that_fits_takes_one_call_in_a_packed_scope(redis_session: RedisServer) -> None:
-    calls = Calls()
-    one = Filled(redis_session.url, QUOTAS, WITH_ROOM, calls=calls)
-    with one.real:
-        one.reserve(BASE + 499 * SECOND, 0)
-        one.check_windows()
+    """There is room for one in the day."""
+    calls, two = Calls(), [Quota.parse("1/second"), Quota.parse("1000/day")]
+    rows = ((-23 * HOUR, 500), (0, 499), (23 * HOUR, 500))
+    members = [start + n * SECOND for start, count in rows for n in range(count)]
+    with large(redis_session.url, two, members) as story:
+        calls.watch(story.real)
+        story.play([Step("book", 499 * SECOND)])
     assert calls.made == {"reserve": 1}

@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import NamedTuple
-from uuid import UUID
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dispatcher.errors import SlotRefused
-from dispatcher.message import new_id
 from dispatcher.quota import CalendarQuota, Quota
 from dispatcher.redis.keys import shard_of
-from dispatcher.reservation import BookingRequest, Slot
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import OWN_SCOPE, Scope, counted, own_scope
 from dispatcher.times.periods import UNIT_MS, CalendarUnit
 from dispatcher.times.quiet_hours import Hours
-from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.calendar_model import CHANGES, MINUTE_MS, Item, items, zoned
 from tests.support.limits import little_at_once
-from tests.support.model import Ledger, Wish
-from tests.support.reserving import (
-    Reserving,
-    cancel,
-    move,
-    reserve,
-    reserving,
-    stored,
-    win,
-    window,
-)
+from tests.support.model import Wish
 from tests.support.servers import RedisServer
 from tests.support.soak import examples
+from tests.support.stories import BASE, SHARDS, Step, Story
 
 CHANNEL = "sms"
 KINDS = ("recipient.sms", "channel.sms", "tenant")
@@ -49,16 +32,6 @@ SCALES_MS: dict[CalendarUnit, int] = {
     "month": 30 * UNIT_MS["day"],
 }
 UNITS: list[CalendarUnit] = list(SCALES_MS)
-SHARDS = 4
-
-
-class Step(NamedTuple):
-    """One call: what is asked for, by whom, and when."""
-
-    verb: str
-    offset: int
-    room: int
-    who: int
 
 
 @dataclass(frozen=True)
@@ -72,158 +45,9 @@ class Scene:
     items: tuple[Item, ...]
     steps: Sequence[Step]
 
-
-class Story:
-    """Plays a scene's steps on real windows and in the model."""
-
-    numbers = itertools.count()
-
-    def __init__(self, url: str, scene: Scene, wishes: Sequence[Wish]) -> None:
-        self.scene = scene
-        self.wishes = wishes
-        self.ledger = Ledger(scene.quotas)
-        self.of: dict[UUID, Wish] = {}
-        self.unconfirmed: set[UUID] = set()
-        self.tails: dict[UUID, str] = {}
-        further = {kind: each for kind, each in scene.quotas.items() if kind != OWN_SCOPE}
-        self.real: Reserving = reserving(
-            url,
-            list(scene.quotas[OWN_SCOPE]),
-            further=further,
-            namespace=f"zoned-{next(self.numbers)}",
-            shards=SHARDS,
-        )
-        self.real.open()
-
-    def play(self) -> None:
-        with self.real:
-            for step in self.scene.steps:
-                getattr(self, step.verb)(step)
-                self.check_windows()
-            names = self.real.client.keys(f"{{{self.real.namespace}:*")
-            self.real.client.unlink(*names)
-
-    def wish(self, step: Step) -> Wish:
-        return self.wishes[step.who % len(self.wishes)]
-
-    def asked(self, step: Step) -> int:
-        return self.scene.base + step.offset
-
-    def book(self, step: Step, room: int = 0) -> None:
-        wish, asked = self.wish(step), self.asked(step)
-        slot = self.ledger.slot(wish, asked)
-        latest = from_ms(asked + room) if room else None
-        try:
-            found = reserve(
-                self.real.windows, new_id(), terms=wish.terms, send_at=from_ms(asked), latest=latest
-            )
-        except SlotRefused as refused:
-            assert slot > asked + room
-            self.ledger.check(wish, asked, refused)
-        else:
-            assert to_ms(found.send_at) == slot
-            assert slot <= asked + room
-            self.note(found.message_id, wish, slot)
-
-    def note(self, message_id: UUID, wish: Wish, slot: int) -> None:
-        self.ledger.book(wish.scopes, message_id, slot)
-        self.of[message_id] = wish
-        self.unconfirmed.add(message_id)
-
-    def again(self, step: Step) -> None:
-        """Book one that is booked: it keeps its place, and waits for the store once more."""
-        if (message_id := self.booked(step)) is None or message_id in self.tails:
-            return  # the submit of what was moved ended long ago
-        terms, scope = self.of[message_id].terms, self.of[message_id].scopes[0]
-        found = reserve(
-            self.real.windows, message_id, terms=terms, send_at=from_ms(self.asked(step))
-        )
-        assert to_ms(found.send_at) == self.ledger.places[scope][message_id]
-        self.unconfirmed.add(message_id)
-
-    def confirm(self, _: Step) -> None:
-        """Confirm, as the sweep does, all that waits for the store; the scripts are lost."""
-        found = self.real.upkeep.unconfirmed(older_than=timedelta(0), limit=1_000)
-        assert {each.message_id for each in found} == self.unconfirmed
-        places = {each: at for held in self.ledger.places.values() for each, at in held.items()}
-        times = {each: from_ms(at) for each, at in places.items()}
-        assert self.real.upkeep.confirm(found, stored(times, self.tails)) == 0
-        self.unconfirmed.clear()
-        self.real.client.script_flush()
-
-    def booked(self, step: Step) -> UUID | None:
-        """Return one of those that are booked."""
-        booked = list(self.of)
-        return booked[step.who % len(booked)] if booked else None
-
-    def shift(self, step: Step) -> None:
-        self.book(step, step.room)
-
-    def many(self, step: Step) -> None:
-        """Several at once get what they would get one after the other."""
-        asked, rooms = self.asked(step), [0, step.room, 0, step.room // 2]
-        wishes = [self.wishes[(step.who + n) % len(self.wishes)] for n in range(4)]
-        requests = [
-            BookingRequest(new_id(), wish.terms, asked, asked + room)
-            for wish, room in zip(wishes, rooms, strict=True)
-        ]
-        answers = self.real.windows.book(requests)
-        for wish, request, answer in zip(wishes, requests, answers, strict=True):
-            slot = self.ledger.slot(wish, asked)
-            if isinstance(answer, Slot):
-                assert answer.at_ms == slot <= request.latest_ms
-                self.note(answer.message_id, wish, slot)
-            else:
-                assert isinstance(answer, SlotRefused)
-                assert slot > request.latest_ms
-                self.ledger.check(wish, asked, answer)
-
-    def slot(self, step: Step) -> None:
-        wish, asked = self.wish(step), self.asked(step)
-        found = self.real.windows.next_slot(wish.terms, from_ms(asked))
-        assert to_ms(found) == self.ledger.slot(wish, asked)
-
-    def move(self, step: Step, room: int = 0) -> None:
-        if (message_id := self.booked(step)) is None:
-            return
-        wish, asked = self.of[message_id], self.asked(step)
-        slot = self.ledger.slot(wish, asked, without=message_id)
-        latest = from_ms(asked + room) if room else None
-        try:
-            moving = move(
-                self.real.windows, message_id, terms=wish.terms, send_at=from_ms(asked),
-                latest=latest, tail=self.tails.get(message_id, ""),
-            )  # fmt: skip
-        except SlotRefused as refused:
-            assert slot > asked + room
-            self.ledger.check(wish, asked, refused, without=message_id)
-            return
-        assert moving.asked_ms == slot
-        assert slot <= asked + room
-        if step.who % 3:
-            win(self.real.windows, moving, tail=self.tails.get(message_id, ""))
-            self.tails[message_id] = moving.tail
-            self.note(message_id, wish, slot)
-        else:
-            self.real.windows.withdraw([moving])
-            self.unconfirmed.add(message_id)
-
-    def push(self, step: Step) -> None:
-        self.move(step, step.room)
-
-    def free(self, step: Step) -> None:
-        if (message_id := self.booked(step)) is None:
-            return
-        terms = self.of.pop(message_id).terms
-        cancel(self.real.windows, message_id, terms, self.tails.get(message_id, ""))
-        self.ledger.free(message_id)
-        self.unconfirmed.discard(message_id)
-
-    def check_windows(self) -> None:
-        for scope, members in self.ledger.places.items():
-            key = self.real.keys(scope.home).window(scope.name, scope.kind)
-            assert window(self.real.client, key) == members
-            assert self.ledger.broken(scope, sorted(members.values())) == []
+    def play(self, url: str, wishes: Sequence[Wish]) -> None:
+        with Story(url, self.quotas, wishes, base=self.base) as story:
+            story.play(self.steps)
 
 
 property_test = settings(
@@ -233,7 +57,9 @@ property_test = settings(
 )
 
 
-VERBS = ["book", "book", "shift", "shift", "shift", "slot", "move", "push", "free", "many"]
+VERBS = [
+    "book", "book", "shift", "shift", "shift", "slot", "move", "push", "free", "many", "confirm",
+]  # fmt: skip
 verbs = st.sampled_from(VERBS)
 
 
@@ -312,10 +138,9 @@ def test_a_scope_answers_as_the_clocks_of_its_zone(url: str, scene: Scene) -> No
         Wish(ada, scene.zone),
         Wish(ada, scene.other_zone, scene.items),
     ]
-    Story(url, scene, wishes).play()
+    scene.play(url, wishes)
 
 
-DENSE = 4_102_444_800_000  # 2100-01-01, ms
 few_ms = st.integers(0, 120)
 
 
@@ -328,7 +153,7 @@ def test_times_that_lie_close_together_are_judged_to_the_millisecond(
     """Also where a script may do so little that a judgement takes several calls."""
     if most_read is not None:
         monkeypatch.setattr("dispatcher.reservation.shards.script", little_at_once(most_read))
-    further = st.sampled_from([*VERBS, "again", "confirm"])
+    further = st.sampled_from([*VERBS, "again"])
     step = st.builds(Step, further, few_ms, few_ms, st.integers(0, 50))
 
     @settings(property_test, max_examples=examples(stories))
@@ -339,8 +164,8 @@ def test_times_that_lie_close_together_are_judged_to_the_millisecond(
         steps=st.lists(step, min_size=15, max_size=30),
     )
     def compare(quotas: list[AnyQuota], steps: list[Step]) -> None:
-        scene = Scene("UTC", "UTC", DENSE, {OWN_SCOPE: quotas}, (), steps)
-        Story(url, scene, [Wish((own_scope("ada"),))]).play()
+        scene = Scene("UTC", "UTC", BASE, {OWN_SCOPE: quotas}, (), steps)
+        scene.play(url, [Wish((own_scope("ada"),))])
 
     compare()
 
@@ -361,7 +186,7 @@ def test_several_scopes_answer_as_the_clocks_say(url: str, scene: Scene) -> None
         Wish(scopes("ben", "acme"), scene.other_zone),
         Wish(scopes("ben", "initech"), scene.zone),
     ]
-    Story(url, scene, wishes).play()
+    scene.play(url, wishes)
 
 
 def open_for(minutes: int, day: int | None, start: int) -> tuple[Item, ...]:
@@ -407,4 +232,4 @@ def test_hours_that_leave_a_minute_are_searched_for_weeks(
 ) -> None:
     far = [step._replace(room=30 * step.room) for step in steps]
     scene = Scene(where[0], where[0], where[1], {OWN_SCOPE: quotas}, quiet, far)
-    Story(url, scene, [Wish((own_scope("ada"),), scene.zone, quiet)]).play()
+    scene.play(url, [Wish((own_scope("ada"),), scene.zone, quiet)])

@@ -211,13 +211,24 @@ class Ledger:
 
         From a blocked time on there is none before the end of one thing that blocks it.
         """
+        windows = [self.members(scope, without) for scope in wish.scopes]
+        rules = [self._rolling(scope) for scope in wish.scopes]
+        pairs = [*zip(windows, rules, strict=True)]
+        rolling = merged(span for members, quotas in pairs for span in blocked(members, quotas))
         time = asked
         while time <= most:
-            end = next(self._blocks(wish, time, without), None)
-            if end is None:
+            end = next_free(rolling, time)
+            if end == time:
+                end = next(self._blocks(wish, time, windows), time)
+            if end == time:
+                assert all(fits(members, time, quotas) for members, quotas in pairs)
                 break
             time = end
         return time
+
+    def _rolling(self, scope: Scope) -> list[Quota]:
+        quotas = self.quotas[scope.kind]
+        return [(each.count, each.length_ms) for each in quotas if isinstance(each, RollingQuota)]
 
     def broken(self, scope: Scope, times: list[int]) -> list[str]:
         """Name the quotas of a scope that these times break, but for those in local zones."""
@@ -257,24 +268,20 @@ class Ledger:
             assert len(within) >= named.count
 
     def _times(self, scope: Scope, message_ids: Sequence[UUID]) -> list[int]:
-        booked = self.places[scope]
-        assert {self.holders.get(each, each) for each in booked} >= set(message_ids)
-        return [at for each, at in booked.items() if self.holders.get(each, each) in message_ids]
+        booked, named = self.places[scope], set(message_ids)
+        assert {self.holders.get(each, each) for each in booked} >= named
+        return [at for each, at in booked.items() if self.holders.get(each, each) in named]
 
-    def _blocks(self, wish: Wish, time: int, without: UUID | None) -> Iterator[int]:
-        """Yield, for each thing that blocks a time, an end before which nothing fits."""
+    def _blocks(self, wish: Wish, time: int, windows: Sequence[list[int]]) -> Iterator[int]:
+        """Yield the ends of quiet hours and full periods that hold a time."""
         if is_quiet(wish.items, wish.zone, time):
             minute = time // MINUTE_MS * MINUTE_MS
             while is_quiet(wish.items, wish.zone, minute):
                 minute += MINUTE_MS
             yield minute
-        for scope in wish.scopes:
-            members = self.members(scope, without)
+        for scope, members in zip(wish.scopes, windows, strict=True):
             for quota in self.quotas[scope.kind]:
                 if isinstance(quota, RollingQuota):
-                    rule = (quota.count, quota.length_ms)
-                    if not fits(members, time, [rule]):
-                        yield min(each + rule[1] for each in members if each + rule[1] > time)
                     continue
                 begins, ends = period(quota.unit, quota.zone or wish.zone, time)
                 if sum(begins <= each < ends for each in members) >= quota.count:

@@ -1,0 +1,248 @@
+"""Times whose judgement takes several calls are held meanwhile; what comes in between.
+
+Windows are full but for single gaps, and a script may do so little that each run takes a call.
+That the answers are those of the rule, the tests in ``property`` say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from dispatcher.errors import QuotaExceeded, ReservationsUnavailable
+from dispatcher.message import new_id
+from dispatcher.quota import Quota
+from dispatcher.reservation import BookingRequest, Reserved, Terms
+from dispatcher.scope import OWN_SCOPE, Scope, counted, own_scope
+from dispatcher.times.send_time import from_ms
+from tests.support.limits import little_at_once
+from tests.support.proxy import Proxy
+from tests.support.reserving import Reserving, cancel, reserve, reserving, stored, win
+from tests.support.reserving import move as booked_move
+from tests.support.servers import RedisServer
+
+BASE = 4_102_444_800_000  # 2100-01-01, ms
+COUNT, STEP = 5, 10
+LENGTH = (COUNT - 1) * STEP
+QUOTAS = [Quota(3, 8), Quota(COUNT, LENGTH)]
+ASKED = BASE + COUNT * STEP + STEP // 2
+AWAY = BASE - 10_000
+ADA = Terms.own("ada")
+OWN = own_scope("ada")
+NEAR = "recipient.sms"
+FURTHER = {NEAR: [Quota(1, 1_000)]}
+BOTH = Terms(counted((OWN_SCOPE, NEAR), scope="ada", channel="sms"))
+LAST = BOTH.scopes[1]
+FILLED: dict[Any, int] = {n.to_bytes(16, "big"): BASE + n * STEP for n in range(3 * COUNT)}
+Happens = Callable[[], object]
+
+
+@pytest.fixture
+def real(opened: Callable[..., Reserving], monkeypatch: pytest.MonkeyPatch) -> Reserving:
+    """Give windows in which the own scope is full but for single gaps, and the other empty."""
+    monkeypatch.setattr("dispatcher.reservation.shards.script", little_at_once(0))
+    real = opened(*QUOTAS, further=FURTHER)
+    fill(real)
+    return real
+
+
+def fill(real: Reserving) -> None:
+    real.client.zadd(real.keys("ada").window("ada"), FILLED)
+
+
+def book(real: Reserving, at: int, terms: Terms = ADA) -> UUID:
+    return reserve(real.windows, new_id(), terms=terms, send_at=from_ms(at)).message_id
+
+
+def move(real: Reserving, message_id: UUID, at: int, terms: Terms = ADA) -> BookingRequest:
+    return booked_move(real.windows, message_id, terms=terms, send_at=from_ms(at))
+
+
+def stands(real: Reserving, *booked: tuple[UUID, int]) -> None:
+    """Fail if more than this was added to the window, or if anything else waits for the store."""
+    added = {member: at for member, at in real.places(OWN).items() if member not in FILLED}
+    assert added == {message_id.bytes: at for message_id, at in booked}
+    assert real.places(OWN).keys() >= FILLED.keys()
+    assert {member for member, _ in real.unconfirmed()} == {*added}
+
+
+@pytest.fixture
+def between(real: Reserving, monkeypatch: pytest.MonkeyPatch) -> Callable[[Happens], None]:
+    """Let something happen once, between two calls that judge one time."""
+
+    def arrange(happens: Happens) -> None:
+        shards, turns = real.windows.shards, iter(range(1_000))
+        run_once = shards._run_once
+
+        def call(script: Any, call: Any) -> Any:
+            if script is shards._check and next(turns) == 1:
+                happens()
+            return run_once(script, call)
+
+        monkeypatch.setattr(shards, "_run_once", call)
+
+    return arrange
+
+
+def test_late_copies_of_the_calls_of_a_long_search_lose_nothing(real: Reserving) -> None:
+    """A time that was held, and refused, is not that of the reservation."""
+    message_id, calls = book(real, AWAY), []
+    run = real.windows.shards._run
+
+    def noted(*call: Any) -> Any:
+        calls.append(call)
+        return run(*call)
+
+    vars(real.windows.shards)["_run"] = noted
+    real.client.zadd(real.keys("ada").window("ada"), {new_id().bytes: BASE + STEP + 1})
+    moving = booked_move(
+        real.windows,
+        message_id,
+        terms=ADA,
+        send_at=from_ms(BASE + LENGTH),
+        latest=from_ms(BASE * 2),
+    )
+    win(real.windows, moving)
+    assert any(script == real.windows.shards._check for script, _ in calls)
+    for call in calls:
+        run(*call)
+        assert real.places(OWN)[moving.member] == moving.asked_ms > BASE + LENGTH
+
+
+def test_a_booking_under_judgement_is_counted_by_others(
+    real: Reserving, between: Callable[[Happens], None], redis_server: RedisServer
+) -> None:
+    held: list[tuple[UUID, ...]] = []
+
+    def other() -> None:
+        with reserving(redis_server.url, QUOTAS) as else_:
+            for asked in (ASKED, ASKED + STEP, ASKED - LENGTH + 1):
+                with pytest.raises(QuotaExceeded) as refused:
+                    book(else_, asked)
+                held.append(refused.value.conflicting)
+
+    between(other)
+    message_id = book(real, ASKED)
+    assert len(held) == 3
+    assert message_id in held[0] + held[1] + held[2]
+    stands(real, (message_id, ASKED))
+
+
+def test_a_slot_freed_during_a_slow_judgement_is_free(
+    real: Reserving, between: Callable[[Happens], None]
+) -> None:
+    """What is in the way of the time asked for is what the last call would look at."""
+    other = new_id()
+    real.client.zadd(real.keys("ada").window("ada"), {other.bytes: ASKED - LENGTH + 1})
+    with pytest.raises(QuotaExceeded) as refused:
+        book(real, ASKED)
+    assert other in refused.value.conflicting
+    between(lambda: cancel(real.windows, other, ADA))
+    stands(real, (book(real, ASKED), ASKED))
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["lost", "rebuilt"])
+@pytest.mark.parametrize("moves", [False, True], ids=["book", "move"])
+def test_a_rebuild_in_between_is_an_error_that_leaves_nothing(
+    real: Reserving, between: Callable[[Happens], None], again: bool, moves: bool
+) -> None:
+    message_id = book(real, AWAY)
+
+    def rebuild() -> None:
+        real.client.flushall()
+        begun = real.upkeep.begin()
+        assert begun is not None
+        if again:
+            fill(real)
+            real.upkeep.restore(begun, [Reserved(message_id, (OWN,), from_ms(AWAY))])
+            real.upkeep.open(begun)
+
+    between(rebuild)
+    with pytest.raises(ReservationsUnavailable):
+        _ = move(real, message_id, ASKED) if moves else book(real, ASKED)
+    if again:
+        stands(real, (message_id, AWAY))
+    else:
+        assert real.places(OWN) == {}
+
+
+@pytest.mark.parametrize("moves", [False, True], ids=["book", "move"])
+def test_a_hold_of_a_process_that_died_is_settled_by_reconcile(
+    real: Reserving, proxy: Proxy, moves: bool
+) -> None:
+    message_id = book(real, AWAY)
+    with reserving(f"redis://127.0.0.1:{proxy.port}", QUOTAS, retries=0) as cut:
+        proxy.drop_reply(f"{ASKED}".encode(), nth=3, then_refuse=True)
+        with pytest.raises(ReservationsUnavailable):
+            _ = move(cut, message_id, ASKED) if moves else book(cut, ASKED)
+        proxy.pass_all()
+    (hold,) = (member for member, _ in real.unconfirmed() if len(member) > 16)
+    assert real.places(OWN)[hold] == ASKED
+    with pytest.raises(QuotaExceeded):
+        book(real, ASKED + 1)
+    found = real.upkeep.unconfirmed(older_than=timedelta(0), limit=10)
+    assert {each.member for each in found} == {message_id.bytes, hold}
+    assert real.upkeep.confirm(found, stored({message_id: from_ms(AWAY)})) == 0
+    assert real.unconfirmed() == set()
+    assert hold not in real.places(OWN)
+    cancel(real.windows, message_id, ADA)
+    stands(real, (book(real, ASKED + 1), ASKED + 1))
+
+
+def lose_while_judging(
+    real: Reserving, scope: Scope, monkeypatch: pytest.MonkeyPatch, happens: Happens
+) -> None:
+    """Let reconcile settle the hold in one window, and then something happen, after the judging."""
+    judge = real.windows.shards._checked
+
+    def checked(*asked: Any) -> Any:
+        found = judge(*asked)
+        window = real.keys(scope.home).window(scope.name, scope.kind).encode()
+        waiting = real.upkeep.unconfirmed(older_than=timedelta(0), limit=100)
+        holds = [each for each in waiting if each.window == window and len(each.member) > 16]
+        assert len(holds) == 1
+        real.upkeep.confirm(holds, {})
+        happens()
+        return found
+
+    monkeypatch.setattr(real.windows.shards, "_checked", checked)
+
+
+@pytest.mark.parametrize("moves", [False, True], ids=["book", "move"])
+def test_a_place_that_another_took_meanwhile_stays_the_other_s(
+    real: Reserving, monkeypatch: pytest.MonkeyPatch, moves: bool
+) -> None:
+    """A hold that one of several windows has lost is no leave to book there unjudged."""
+    message_id, other = new_id(), new_id()
+    if moves:
+        reserve(real.windows, message_id, terms=BOTH, send_at=from_ms(AWAY))
+    before = {scope: real.places(scope) for scope in BOTH.scopes}
+
+    def another_books() -> None:
+        reserve(real.windows, other, terms=Terms((LAST,)), send_at=from_ms(ASKED + 1))
+
+    lose_while_judging(real, LAST, monkeypatch, another_books)
+    act: Any = booked_move if moves else reserve
+    with pytest.raises(ReservationsUnavailable):
+        act(real.windows, message_id, terms=BOTH, send_at=from_ms(ASKED))
+    before[LAST] |= {other.bytes: ASKED + 1}
+    assert {scope: real.places(scope) for scope in BOTH.scopes} == before
+    assert all(len(member) == 16 for member, _ in real.unconfirmed())
+
+
+@pytest.mark.parametrize("scope", BOTH.scopes, ids=str)
+def test_a_move_that_one_window_lost_is_booked_there_again(real: Reserving, scope: Scope) -> None:
+    """The same move comes again, as after a lost reply."""
+    message_id, far = new_id(), AWAY - 100_000
+    reserve(real.windows, message_id, terms=BOTH, send_at=from_ms(AWAY))
+    [leg] = real.windows.legs(BOTH)
+    asked = (leg, BookingRequest(message_id, BOTH, far, far).moving())
+    booked = real.windows.shards.book([asked])
+    assert real.windows.shards.book([asked]) == booked
+    real.client.zrem(real.keys(scope.home).window(scope.name, scope.kind), asked[1].member)
+    assert real.windows.shards.book([asked]) == booked
+    assert all(far in real.places(each).values() for each in BOTH.scopes)
