@@ -26,30 +26,12 @@ from tests.support.reserving import (
     pending,
     reserve,
     reserving,
-    stored,
-    times_of,
 )
 from tests.support.servers import RedisServer
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
 Opened = Callable[..., Reserving]
-
-
-def test_times_exactly_one_length_apart_fit(opened: Opened) -> None:
-    real = opened()
-    first = datetime(2100, 1, 1, 11, 11, 11, tzinfo=UTC)
-    booked = reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=first)
-    asked = first + timedelta(seconds=1)
-    with pytest.raises(QuotaExceeded) as refused:
-        reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=asked)
-    assert refused.value.quota == "1/minute"
-    assert refused.value.scope == "ann"
-    assert refused.value.send_at == asked
-    assert refused.value.conflicting == (booked.message_id,)
-    assert refused.value.next_slot == first + MINUTE
-    reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=refused.value.next_slot)
-    reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=first - MINUTE)
 
 
 def test_a_full_stretch_is_left_without_a_step_for_each_message_in_it(opened: Opened) -> None:
@@ -83,33 +65,21 @@ def test_messages_of_a_campaign_do_not_search_the_same_stretch_again(opened: Ope
     assert [slot.at_ms for slot in found] == [ms(NOON) + n * 1_000 for n in range(1_000, 1_200)]
 
 
-def confirm(real: Reserving) -> None:
-    """Do what the sweep does when the store knows everything."""
-    found = real.upkeep.unconfirmed(older_than=timedelta(0), limit=100)
-    assert real.upkeep.confirm(found, stored(times_of(real, found))) == 0
-
-
-def test_a_window_never_expires_by_itself(opened: Opened) -> None:
-    real = opened()
-    for confirmed in (True, False):
-        reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON + confirmed * MINUTE)
-        if confirmed:
-            confirm(real)
-        assert real.client.pttl(real.keys("ann").window("ann")) == -1
-
-
-def test_windows_that_nobody_books_in_are_tidied_in_turn(opened: Opened) -> None:
+def test_what_no_quota_counts_any_more_is_tidied_in_turn(opened: Opened) -> None:
+    """Also in windows that nobody books in; what any may count stays, and no window expires."""
     real = opened()
     seconds, _ = real.client.time()
-    old = seconds * 1_000 - 60_000 - KEEP_MS - 5_000
+    counted = seconds * 1_000 - 60_000 - KEEP_MS
     for number in range(50):
-        keys = real.keys(f"old {number}")
-        real.client.zadd(keys.window(f"old {number}"), {new_id().bytes: old})
+        window = real.keys(f"old {number}").window(f"old {number}")
+        real.client.zadd(window, {new_id().bytes: counted - 5_000})
     kept = reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
-    forgotten = sum(real.upkeep.tidy(keys_at_once=10) for _ in range(30))
-    assert forgotten == 50
-    assert [*real.client.scan_iter(match="*:window:*")] == [real.keys("ann").window("ann").encode()]
-    assert set(real.members("ann")) == {kept.message_id}
+    window, recent = real.keys("ann").window("ann"), new_id()
+    real.client.zadd(window, {new_id().bytes: counted - 5_000, recent.bytes: counted + 60_000})
+    assert sum(real.upkeep.tidy(keys_at_once=10) for _ in range(30)) == 51
+    assert [*real.client.scan_iter(match="*:window:*")] == [window.encode()]
+    assert set(real.members("ann")) == {recent, kept.message_id}
+    assert real.client.pttl(window) == -1
 
 
 def test_a_window_with_much_to_forget_is_trimmed_in_bounded_steps(opened: Opened) -> None:
@@ -119,21 +89,6 @@ def test_a_window_with_much_to_forget_is_trimmed_in_bounded_steps(opened: Opened
     assert real.upkeep.tidy(keys_at_once=1_000) == 1_000
     assert real.upkeep.tidy(keys_at_once=1_000) == 500
     assert not real.client.exists(window)
-
-
-def test_members_that_count_no_more_are_trimmed(opened: Opened) -> None:
-    real = opened()
-    window = real.keys("ann").window("ann")
-    seconds, _ = real.client.time()
-    keep = 60_000 + KEEP_MS
-    old, recent = new_id(), new_id()
-    real.client.zadd(
-        window,
-        {old.bytes: seconds * 1_000 - keep - 5_000, recent.bytes: seconds * 1_000 - keep + 60_000},
-    )
-    booking = reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
-    confirm(real)
-    assert set(real.members("ann")) == {recent, booking.message_id}
 
 
 # Names and keys of any characters are booked as they are.

@@ -81,21 +81,6 @@ def house_in(cluster: Gates, broker: RedisServer, url: str) -> Iterator[House]:
         assert "errorstat_CROSSSLOT" not in node.ask(lambda client: client.info("errorstats"))
 
 
-def test_submits_count_against_several_scopes(house: House) -> None:
-    later = house.clock.now() + 2 * HOUR
-    asked = {"send_at": later, "scopes": {"tenant": "acme"}}
-    first = [house.submit(name, **asked) for name in ("ada", "ben", "cleo")]
-    with pytest.raises(QuotaExceeded) as refused:
-        house.submit("dora", **asked)
-    assert refused.value.scope == "channel.memory"
-    assert refused.value.next_slot == later + timedelta(minutes=1)
-    shifted = house.submit("dora", on_conflict="shift", **asked)
-    assert shifted.send_at == refused.value.next_slot
-    house.dispatcher.cancel(first[0].id)
-    house.submit("emil", idempotency_key="emil", **asked)
-    assert house.submit("emil", idempotency_key="emil", **asked).recipient == "emil"
-
-
 def test_another_number_of_shards_takes_every_epoch_back(
     house: House, cluster: Gates, redis_server: RedisServer, sqlite_url: str
 ) -> None:

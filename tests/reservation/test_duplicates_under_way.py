@@ -20,14 +20,6 @@ def book(real: Reserving, submit: Submit, send_at: datetime = NOON) -> Booking:
     return reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=send_at, submit=submit)
 
 
-def test_the_same_content_shares_the_booking(opened: Opened) -> None:
-    real = opened()
-    first = book(real, Submit("key", "print"))
-    second = book(real, Submit("key", "print"))
-    assert second.message_id == first.message_id
-    assert list(real.members("ann")) == [first.message_id]
-
-
 def test_other_content_is_a_conflict_and_leaves_no_trace(opened: Opened) -> None:
     real = opened()
     first = book(real, Submit("key", "print"))

@@ -91,15 +91,6 @@ def test_more_lost_replies_than_tries_are_an_error_that_keeps_at_most_one_member
     assert through.members("ann") == {}
 
 
-def test_cut_connections_are_made_again_without_an_error(through: Reserving, proxy: Proxy) -> None:
-    for n in range(5):
-        proxy.cut_all()
-        reserve(
-            through.windows, new_id(), terms=Terms.own("ann"), send_at=NOON + timedelta(hours=n)
-        )
-    assert len(through.members("ann")) == 5
-
-
 def test_a_refusing_line_is_reported_and_forgotten_when_it_is_back(
     through: Reserving, proxy: Proxy
 ) -> None:
@@ -183,17 +174,3 @@ def test_a_replica_is_refused(own_redis: RedisServer) -> None:
         plain.replicaof("127.0.0.1", 1)
         with pytest.raises(ReservationsUnavailable, match="read-only replica"):
             reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
-
-
-@pytest.mark.parametrize("condition", ["wrong type", "no permission"])
-def test_every_error_of_redis_is_translated(own_redis: RedisServer, condition: str) -> None:
-    with reserving(own_redis.url, retries=1) as real, own_redis.client() as plain:
-        real.open()
-        if condition == "wrong type":
-            plain.set(real.keys("ann").window("ann"), "text")
-        else:
-            plain.execute_command("ACL", "SETUSER", "default", "-@all", "+acl")
-        error = refuses(real)
-        assert error.__cause__ is None, "it quotes the command in a traceback"
-        assert "ann" not in str(error)
-        assert own_redis.url not in str(error)

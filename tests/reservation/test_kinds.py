@@ -162,46 +162,6 @@ def test_windows_that_two_messages_share_are_booked_in_the_same_order(real: Rese
             assert (one[first] - one[second]) * (other[first] - other[second]) >= 0
 
 
-@pytest.mark.parametrize(
-    ("submit", "shift"), [(None, timedelta(minutes=30)), (Submit("key", "print"), None)]
-)
-@pytest.mark.parametrize(
-    ("full", "name"),
-    [
-        (terms().scopes[0], ANN),
-        (terms().scopes[1], f"recipient.sms:{ANN}"),
-        (WHOLE, "channel.sms"),
-        (TENANT, f"tenant:{ACME}"),
-    ],
-    ids=str,
-)
-def test_a_refusal_in_any_shard_leaves_nothing_in_any(
-    real: Reserving, full: Scope, name: str, shift: timedelta | None, submit: Submit | None
-) -> None:
-    (quota,) = KINDS[full.kind]
-    assert isinstance(quota, Quota)
-    far = NOON + timedelta(milliseconds=quota.length_ms)
-    # Full until an hour after the time asked for, by bookings as far apart as they may be.
-    times = [NOON + n * (far - NOON) for n in range(-1, HOUR // (far - NOON) + 1)]
-    members: dict[Any, int] = {
-        new_id().bytes: ms(time) for time in times for _ in range(quota.count)
-    }
-    real.client.zadd(real.keys(full.home).window(full.name, full.kind), members)
-    slot = times[-1] + (far - NOON)
-    before, waiting = real.dump(), real.unconfirmed()
-    latest = None if shift is None else NOON + shift
-    with pytest.raises(QuotaExceeded) as refused:
-        book(real, tenant=ACME, latest=latest, submit=submit)
-    assert (refused.value.quota, refused.value.scope) == (str(quota), name)
-    assert (refused.value.send_at, refused.value.next_slot) == (NOON, slot)
-    assert len(refused.value.conflicting) == quota.count
-    standing = real.places(full)
-    assert {standing[each.bytes] for each in refused.value.conflicting} <= {ms(NOON)}
-    assert (real.dump(), real.unconfirmed()) == (before, waiting)
-    booking = book(real, tenant=ACME, latest=slot, submit=submit)
-    assert stands_at(real, booking, slot)
-
-
 @pytest.mark.parametrize("nth", [2, 3])
 def test_a_booking_that_a_later_shard_does_not_answer_is_given_back(
     real: Reserving, redis_server: RedisServer, nth: int
@@ -216,28 +176,6 @@ def test_a_booking_that_a_later_shard_does_not_answer_is_given_back(
                 reserve(through.windows, message_id, terms=terms(tenant=ACME), send_at=NOON)
             assert proxy.dropped == 2
             assert real.dump() == before
-
-
-def test_the_next_slot_fits_every_scope(real: Reserving) -> None:
-    """Where the leap over what one shard blocks ends, another one blocks."""
-    own = terms().scopes[0]
-    fill(real, own, NOON)  # until 12:01
-    fill(real, TENANT, *[NOON + MINUTE - HOUR + SECOND] * 4)  # until 12:01:01
-    fill(real, WHOLE, *[NOON + MINUTE + SECOND] * 3)  # until 12:01:02
-    fill(real, own, NOON + 2 * MINUTE)  # from 12:01 to 12:03
-    fill(real, WHOLE, *[NOON + 3 * MINUTE - SECOND / 2] * 3)  # until 12:03:00.5
-    slot = NOON + 3 * MINUTE + SECOND / 2
-    before = real.dump()
-    assert real.windows.next_slot(terms(tenant=ACME), NOON + SECOND) == slot
-    assert real.dump() == before
-    with pytest.raises(QuotaExceeded) as refused:
-        book(real, send_at=NOON + SECOND, tenant=ACME)
-    assert refused.value.next_slot == slot
-    with pytest.raises(QuotaExceeded) as refused:
-        book(real, send_at=NOON + SECOND, tenant=ACME, latest=slot - SECOND / 1_000)
-    assert (refused.value.scope, refused.value.next_slot) == (ANN, slot)
-    shifted = book(real, send_at=NOON + SECOND, tenant=ACME, latest=slot)
-    assert stands_at(real, shifted, slot)
 
 
 def test_many_at_once_in_several_shards_keep_every_quota_and_leave_nothing_of_the_refused(

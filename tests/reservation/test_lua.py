@@ -55,24 +55,6 @@ def test_each_part_of_the_scripts_of_limiters_is_the_kind_of_an_exported_class()
     assert sorted(f"limiters/{each.kind}" for each in exported_limits()) == PARTS
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_opens_with_its_contract(name: str) -> None:
-    first, *rest = contract(name).splitlines()
-    assert re.match(r"-- [A-Z].{10,}", first), "a sentence that says what it is for"
-    comment = "\n".join(rest)
-    assert re.search(r"^-- KEYS +\w", comment, re.MULTILINE)
-    if "ARGV" in code(name):
-        assert re.search(r"^-- ARGV +\w", comment, re.MULTILINE)
-    assert re.search(r"^-- Reply ", comment, re.MULTILINE)
-
-
-@pytest.mark.parametrize("name", PARTS)
-def test_a_part_says_what_it_keeps_and_what_it_is_told(name: str) -> None:
-    comment = contract(name)
-    assert re.search(r"^-- Included\. State [A-Z]+", comment, re.MULTILINE)
-    assert re.search(r"^-- Words (1 \w|none)", comment, re.MULTILINE)
-
-
 @pytest.mark.parametrize("name", COMPOSED)
 def test_a_composed_script_holds_its_parts_and_builds_no_key_names(name: str) -> None:
     kinds = tuple(part.partition("/")[2] for part in PARTS)

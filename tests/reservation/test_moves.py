@@ -134,25 +134,6 @@ def test_both_places_are_taken_until_one_is_released(real: Reserving, terms: Ter
     stands(real, terms, new=(again.member, later + SECOND), other=(other, NOON))
 
 
-@pytest.mark.parametrize("kind", ["channel.sms", "tenant"])
-def test_a_move_that_another_shard_refuses_changes_nothing(real: Reserving, kind: str) -> None:
-    message_id = book(real, SEVERAL)
-    (full,) = [scope for scope in SEVERAL.scopes if scope.kind == kind]
-    (quota,) = FURTHER[kind]
-    others = {book(real, Terms((full,)), NOON + 5 * HOUR) for _ in range(quota.count)}
-    before = places(real, Terms(SEVERAL.scopes[:1]))
-    with pytest.raises(QuotaExceeded) as refused:
-        move(real, message_id, SEVERAL, NOON + 5 * HOUR)
-    assert (refused.value.quota, refused.value.scope) == (str(quota), str(full))
-    assert set(refused.value.conflicting) == others
-    assert refused.value.next_slot == NOON + 5 * HOUR + timedelta(milliseconds=quota.length_ms)
-    assert all(real.places(each).keys() <= {*before, *(one.bytes for one in others)}
-               for each in SEVERAL.scopes)  # fmt: skip
-    assert {member for member, _ in real.unconfirmed()} == {
-        message_id.bytes, *(each.bytes for each in others)
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize("lost", [1, 2, 3])
 def test_a_lost_reply_of_a_move_books_once(
     through: Reserving, proxy: Proxy, terms: Terms, lost: int

@@ -25,7 +25,7 @@ from dispatcher.times.send_time import from_ms
 from tests.submission.test_late_duplicates import Died, age_pending
 from tests.support.all_windows import pending_entries, promised, windows_of
 from tests.support.doubles import Between, raising
-from tests.support.house import BODY, FAR, House, hour_ago
+from tests.support.house import BODY, FAR, House
 from tests.support.house_fixtures import Build
 from tests.support.reserving import SHARDS, Reserving, move, ms, reserve, reserving
 from tests.support.servers import RedisServer
@@ -320,27 +320,6 @@ def test_a_page_of_rows_takes_one_round_trip_to_each_server(
     assert many - few == {"SQL": 10, "Redis": 10}
     assert house.dispatcher.verify_windows().equal
     assert house.dispatcher.verify_windows().reservations == 4 * 11 * PAGE
-
-
-@pytest.mark.usefixtures("small_pages")
-def test_a_page_of_permits_takes_one_round_trip_to_sql_and_one_to_redis(
-    build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    house = build(clock=hour_ago(), **KINDS)
-    due = house.database_time() - MINUTE
-
-    def deliver(many: int, *, first: int = 0) -> None:
-        messages = submitted(house, many, first=first, start=house.database_time() + MINUTE)
-        house.change(messages, send_at=due, next_attempt_at=due)
-        assert house.deliver(*messages) == many
-
-    deliver(PAGE // 2)
-    few = calls_of_a_rebuild(house, monkeypatch)
-    deliver(2 * PAGE, first=PAGE)
-    many = calls_of_a_rebuild(house, monkeypatch)
-    # Two pages of places and two of permits.
-    assert many - few == {"SQL": 4, "Redis": 2 + 2}
-    assert sum(len(house.permits(f"name {n}")) for n in range(20)) == PAGE // 2 + 2 * PAGE
 
 
 # A sweep that dies while it settles a dead move and an orphan leaves both to the next one.
