@@ -30,7 +30,7 @@ def is_planned_id(message_id: UUID) -> bool:
 class Submit:
     """One call of submit with an idempotency key. Duplicate submits share the ``name``.
 
-    ``supersedes`` is the message that ended unsent and had the key before.
+    ``supersedes`` is the message that ended unsent and had the key; its submits do not count.
     """
 
     key: str
@@ -40,15 +40,11 @@ class Submit:
 
     @property
     def name(self) -> str:
-        """The name that duplicate submits share: those of a superseded message do not count."""
         return self.key if self.supersedes is None else f"{self.key}\0{self.supersedes}"
 
 
 class Leg(NamedTuple):
-    """Those scopes of a message that lie in one shard; one script judges their windows together.
-
-    On a single server a booking has one leg.
-    """
+    """Those scopes of a message that lie in one shard; one script judges their windows together."""
 
     keys: ShardKeys
     terms: Terms
@@ -63,7 +59,7 @@ class BookingRequest(NamedTuple):
     """One of many messages to book: ``asked_ms``, or the first slot up to ``latest_ms``.
 
     ``tail`` is that of the reservation, empty unless it is one of a move. While a move is under
-    way, ``left_tail`` is that of the present reservation, which counts as free, and stays.
+    way, ``left`` is the present reservation, with ``left_tail``; it counts as free, and stays.
     """
 
     message_id: UUID
@@ -80,7 +76,6 @@ class BookingRequest(NamedTuple):
 
     @property
     def left(self) -> bytes:
-        """The present reservation of a message that is moved; empty for others."""
         return b"" if self.left_tail is None else member_of(self.message_id, self.left_tail)
 
     def moving(self) -> BookingRequest:
@@ -88,10 +83,9 @@ class BookingRequest(NamedTuple):
         return self._replace(tail=new_tail(), left_tail=self.tail)
 
     def renewed(self) -> BookingRequest:
-        """Return the same request with another member, and with another token.
+        """Return the same request with another member and token.
 
-        For a request of which something was released: a copy of that release that arrives late
-        then takes away nothing that is booked after it.
+        A late copy of a release then takes away nothing that is booked after it.
         """
         if self.left_tail is not None:
             return self._replace(tail=new_tail())
@@ -103,8 +97,7 @@ class BookingRequest(NamedTuple):
 class Slot(NamedTuple):
     """A booked time. The id is that of a duplicate submit where that booked first.
 
-    ``request`` is another one than was asked for a move, of which it has the new tail, and where it
-    was renewed, because what it first booked was released.
+    ``request`` is not the one that was asked where it was renewed, and for a move.
     """
 
     message_id: UUID

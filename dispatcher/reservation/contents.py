@@ -42,7 +42,7 @@ class MemberState(NamedTuple):
 class Contents:
     """Reads windows. Every call raises ReservationsUnavailable like Windows.
 
-    ``fence`` knows the shards and in which of them a window lies.
+    Also what reads one window raises it where the shard is not complete.
     """
 
     def __init__(self, client: redis.Redis, fence: Fence) -> None:
@@ -67,10 +67,7 @@ class Contents:
         }
 
     def members(self, window: bytes, from_ms: int, until_ms: int) -> list[Member]:
-        """Return the members of a window from ``from_ms`` until before ``until_ms``, in order.
-
-        Raises ReservationsUnavailable also where the shard is not complete.
-        """
+        """Return the members of a window from ``from_ms`` until before ``until_ms``, in order."""
         found: list[Member] = []
         with translated(ReservationsUnavailable):
             while True:
@@ -87,10 +84,7 @@ class Contents:
                     return found
 
     def counts(self, window: bytes, stretches: Sequence[tuple[int, int]]) -> list[int]:
-        """Return how many members a window has in each stretch, from a time until before another.
-
-        Raises ReservationsUnavailable also where the shard is not complete.
-        """
+        """Return how many members a window has in each stretch of time, without its end."""
         with translated(ReservationsUnavailable):
             pipeline = self._client.pipeline(transaction=False)
             pipeline.exists(epoch_of(tag_of(window)))
@@ -123,10 +117,7 @@ class Contents:
             return {name for name in keys if scope_of(name) is not None}
 
     def everything(self) -> Iterator[list[Held]]:
-        """Yield all members of all windows of the namespace, in pages.
-
-        What comes or goes meanwhile may be missed or yielded twice.
-        """
+        """Yield all members in pages; what comes or goes meanwhile may be missed, or come twice."""
         with translated(ReservationsUnavailable):
             found = self._client.scan_iter(match=all_of(self.fence.namespace), count=_NAMES_AT_ONCE)
             windows = filter(scope_of, found)

@@ -36,10 +36,9 @@ _LOST = "the copies of the plan are gone; plan again"
 class Copies(AbstractContextManager["Copies"]):
     """Books in copies of the windows what a submit would book in the windows.
 
-    A window is copied when a request first needs it, and what is booked later by others is not
-    seen. The windows stay as they are. Every key of the copies has a life of ten minutes, renewed
-    while requests come, and is deleted when the context ends. Raises ReservationsUnavailable like
-    Windows, also when the copies were lost.
+    A window is copied when a request first needs it; what others book later is not seen. The keys
+    of the copies are deleted when the context ends. Raises ReservationsUnavailable like Windows,
+    also when the copies were lost.
     """
 
     def __init__(
@@ -67,8 +66,7 @@ class Copies(AbstractContextManager["Copies"]):
     ) -> list[Answer]:
         """Return for each request when it would be booked, or why it would not be, in order.
 
-        Later requests, also of later calls, see the bookings of earlier ones. They are booked under
-        ids marked as those of drafts, which are stored nowhere.
+        Later requests, also of later calls, see the bookings of earlier ones.
         """
         del grace  # the store confirms none of these
         requests = [r._replace(message_id=planned_id(r.message_id)) for r in requests]
@@ -115,7 +113,6 @@ class Copies(AbstractContextManager["Copies"]):
         return needed
 
     def _copy_windows(self, copies: Mapping[str, tuple[PlanKeys, str]]) -> None:
-        """Copy the windows that were not yet, in steps."""
         left = [*copies]
         while left:
             calls: list[Call] = []

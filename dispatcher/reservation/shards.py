@@ -54,8 +54,7 @@ LegAnswer = Slot | Blocked | IdempotencyConflict
 class Shards:
     """The windows by shard. Every call raises ReservationsUnavailable.
 
-    Calls whose replies are lost are made again, as often as the client's retry says: every script
-    is idempotent.
+    The client makes calls again whose replies are lost: every script is idempotent.
     """
 
     def __init__(self, client: redis.Redis, rules: Rules, *, under_way_ms: int) -> None:
@@ -95,10 +94,7 @@ class Shards:
         return [answers[number] for number in range(len(requests))]
 
     def slot(self, leg: Leg, start_ms: int, free: bytes = b"") -> int:
-        """Return the first time at or after ``start_ms`` that fits. Books nothing.
-
-        The reservation ``free`` counts as free.
-        """
+        """Return the first time from ``start_ms`` on that fits without the member ``free``."""
         names = [leg.keys.epoch, *leg.windows]
         for step in range(_MOST_CALLS):
             words = [start_ms, free, packed(self._table(leg, start_ms, step))]
@@ -124,7 +120,6 @@ class Shards:
         return [freed == 1 for freed in self._run(self._release, calls)]
 
     def _searched(self, request: LegRequest, reply: Any, pending_grace_ms: int) -> LegAnswer:
-        """Return what a reply says; where it says that the search goes on, ask until it ends."""
         leg, booking = request
         why: Blocked | None = None
         for step in range(1, _MOST_CALLS + 1):
@@ -155,8 +150,7 @@ class Shards:
     def _judged(self, request: LegRequest, at_ms: int, pending_grace_ms: int) -> LegAnswer:
         """Hold a time, judge it in bounded steps, and book it if it fits.
 
-        Each hold has a name of its own: a late copy of these calls then changes nothing that is
-        booked.
+        Each hold has a name of its own, so that late copies of these calls change nothing booked.
         """
         leg, booking = request
         own = member_of(booking.message_id, new_tail())
@@ -207,10 +201,9 @@ class Shards:
         step: int = 0,
         judged: bytes = b"",
     ) -> Call:
-        """Encode ``reserve.lua`` for requests in one shard.
+        """Encode ``reserve.lua`` for requests in one shard, after so many steps of their search.
 
-        ``step`` tells how often the search went on, ``judged`` is a hold at the time asked for that
-        needs no judging.
+        ``judged`` is a hold at the time asked for that needs no judging.
         """
         keys = requests[0][0].keys
         names: list[str] = [keys.pending, keys.epoch]
@@ -249,7 +242,6 @@ class Shards:
         return self._run(script, [call])[0]
 
     def _run(self, script: Script, calls: Sequence[Call]) -> list[Any]:
-        """Return the replies of a script to these calls, which are sent together."""
         if not calls:
             return []
         with translated(ReservationsUnavailable):
@@ -260,7 +252,6 @@ class Shards:
 
 
 def _final(booking: BookingRequest, reply: Any) -> Slot | IdempotencyConflict | None:
-    """Return the answer in a reply; None where it refuses, or the search goes on."""
     if isinstance(reply, int):
         return Slot(booking.message_id, reply, booking)
     word, *facts = reply
@@ -288,7 +279,4 @@ def _encoded(different: tuple[_ScriptTerms, ...]) -> bytes:
 
 
 _encoded_once = lru_cache(maxsize=256)(_encoded)
-"""The same, kept for terms that do not depend on the time: most batches have the same ones.
-
-Terms that depend on the time seldom come again, and a batch may have hundreds of them.
-"""
+"""For terms that do not depend on the time: others seldom come again."""

@@ -52,8 +52,6 @@ class RedisSurvey:
         self._fence = fence
 
     def clocks(self) -> list[Callable[[], datetime]]:
-        """Return what tells the present by each clock that decides about permits."""
-
         def now(server: redis.Redis) -> datetime:
             with translated(ReservationsUnavailable):
                 return from_ms(now_ms(server))
@@ -79,10 +77,7 @@ class RedisSurvey:
         )
 
     def parts(self) -> dict[str, list[str]]:
-        """Return the parts by how they stand for these settings, as the fence would judge them.
-
-        They are ``complete``, ``closed`` or ``being rebuilt``.
-        """
+        """Return the parts that are ``complete``, ``closed`` or ``being rebuilt``, by the fence."""
         with translated(ReservationsUnavailable):
             holders = self._fence.holders(self._client, self._fence.parts, identify=server_of)
             pipeline = self._client.pipeline(transaction=False)
@@ -107,7 +102,6 @@ class RedisSurvey:
             return sum(pipeline.execute())
 
     def taken(self) -> tuple[str, ...]:
-        """Return the keys of reservations that other programs wrote."""
         with translated(ReservationsUnavailable):
             keys = taken_keys(self._client, self._fence.namespace)
             return tuple(name.decode("utf-8", "backslashreplace") for name in sorted(keys))

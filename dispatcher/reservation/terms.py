@@ -49,7 +49,7 @@ Judged = tuple[tuple[RuleSet, ...], Blackouts]
 class Terms(NamedTuple):
     """What a message's time must meet: room in every scope, outside its recipient's quiet hours.
 
-    ``scopes`` is not empty and each of a kind that has quotas; ``zone`` is the recipient's.
+    Each of ``scopes``, at least one, is of a kind that has quotas; ``zone`` is the recipient's.
     """
 
     scopes: tuple[Scope, ...]
@@ -58,7 +58,6 @@ class Terms(NamedTuple):
 
     @classmethod
     def own(cls, scope: str) -> Self:
-        """Return the terms of a message that counts against one scope and has no quiet hours."""
         return cls((own_scope(scope),))
 
 
@@ -75,10 +74,7 @@ class Rules:
             if not self._calendars[kind]:
                 self._fixed[kind] = self._rule_set(kind, ())
         self.unchanging = cache(self._unchanging)
-        """Returns what :meth:`table` returns at any time for scopes of these kinds.
-
-        None where it depends on the time: where a quota is not rolling. Without quiet hours.
-        """
+        """What :meth:`table` returns for scopes of these kinds, unless that depends on the time."""
 
     def quota(self, scope: Scope, index: int) -> AnyQuota:
         ordered: tuple[AnyQuota, ...] = self._rolling[scope.kind]

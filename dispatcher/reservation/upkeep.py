@@ -53,7 +53,7 @@ _Step = tuple[Part, Sequence[bytes | str], Sequence[Any]]
 
 
 class Reserved(NamedTuple):
-    """A reservation as the store knows it, in all scopes that the message counts against."""
+    """A reservation as the store knows it."""
 
     message_id: UUID
     scopes: tuple[Scope, ...]
@@ -118,9 +118,8 @@ class Upkeep:
     """Looks after the windows as a whole. Every call raises ReservationsUnavailable like Windows.
 
     A rebuild is ``begin`` for what is closed, or ``close`` for what is open; then ``wipe``,
-    ``restore`` as often as needed, ``open``. Each step is guarded by the marker, so
-    that a rebuilder that was overtaken fills and opens nothing more. A marker that is not kept
-    alive ends after ``marker_life``: then another process may begin.
+    ``restore`` as often as needed, ``open``. A rebuilder that was overtaken fills and opens nothing
+    more. A marker that is not kept alive ends after ``marker_life``: then another may begin.
     """
 
     def __init__(
@@ -151,7 +150,7 @@ class Upkeep:
 
         A server that cannot be reached, takes no writes or evicts does not keep others from being
         rebuilt, nor does a part whose hash slot is moving. Its error is raised where nothing is to
-        be rebuilt. The parts on a server that evicts are closed.
+        be rebuilt.
         """
         token, markers = uuid4().hex, dict[Part, str]()
         failure: ReservationsUnavailable | None = None
@@ -175,7 +174,7 @@ class Upkeep:
         return None
 
     def close(self, shards: Collection[int]) -> Rebuild | None:
-        """Close these shards, and return the rebuild of those that are not being rebuilt."""
+        """Close shards, and return the rebuild of those that are not being rebuilt."""
         wanted = [keys for keys in self._fence.keys if keys.shard in shards]
         with translated(ReservationsUnavailable):
             self._checked(self._fence.parts)
@@ -237,7 +236,6 @@ class Upkeep:
                     self._client.unlink(epoch_of(tag), *window_names)
 
     def _scanned(self, rebuild: Rebuild) -> Iterator[list[bytes]]:
-        """Yield the names of the namespace's keys on the servers of a rebuild, some at a time."""
         for server in by_server(self._client, [part.epoch for part in rebuild.parts]):
             cursor = -1
             while cursor:
@@ -247,10 +245,7 @@ class Upkeep:
                 yield cast("list[bytes]", names)
 
     def restore(self, rebuild: Rebuild, rows: Sequence[Reserved]) -> None:
-        """Put the rows that belong to these shards back into their windows, in one round trip.
-
-        Keeps the marker alive in all parts, also without rows; once a second is often enough.
-        """
+        """Put rows back into their windows in these shards, and keep the markers alive."""
         entries: dict[ShardKeys, list[tuple[bytes, bytes]]] = {keys: [] for keys in rebuild.shards}
         for row in rows:
             entry = b"%015d%c%b" % (to_ms(row.send_at), len(row.member), row.member)
@@ -281,10 +276,7 @@ class Upkeep:
             return sum(self._run("open", rebuild, steps))
 
     def unchecked(self, *, older_than: timedelta) -> dict[ShardKeys, datetime]:
-        """Return the shards opened longer ago than that whose stragglers were not looked for.
-
-        Each comes with the time at which it was opened.
-        """
+        """Return the shards, and when they were opened, whose stragglers were not looked for."""
         with translated(ReservationsUnavailable):
             before = now_ms(self._client) - older_than // MILLISECOND
             pipeline = self._client.pipeline(transaction=False)
@@ -301,10 +293,7 @@ class Upkeep:
         }
 
     def mark_checked(self, shards: Mapping[ShardKeys, datetime]) -> None:
-        """Remember that the stragglers of these shards were looked for.
-
-        A shard that was opened anew since :meth:`unchecked` returned it has other stragglers.
-        """
+        """Remember of which rebuilds the stragglers were looked for; those of later ones differ."""
         with translated(ReservationsUnavailable):
             pipeline = self._client.pipeline(transaction=False)
             for keys, opened_at in shards.items():
@@ -316,10 +305,9 @@ class Upkeep:
     def unconfirmed(
         self, *, older_than: timedelta, limit: int, skip: Mapping[ShardKeys, int] | None = None
     ) -> list[Unconfirmed]:
-        """Return reservations that have waited for the store longer than ``older_than``.
+        """Return reservations that have waited for the store longer than that.
 
-        Those that have waited longest come first in each shard; ``skip`` leaves out so many of
-        them.
+        The longest come first in each shard; ``skip`` leaves out so many of them.
         """
         skip = skip or {}
         with translated(ReservationsUnavailable):
@@ -364,7 +352,6 @@ class Upkeep:
         return corrected
 
     def release(self, rows: Sequence[Reserved]) -> None:
-        """Release the reservations of messages that the store knows to need none."""
         with translated(ReservationsUnavailable):
             pipeline = self._client.pipeline(transaction=False)
             for row in rows:
@@ -414,9 +401,9 @@ class Upkeep:
             return sum(pipeline.execute()[::2])
 
     def tidy(self, *, keys_at_once: int) -> int:
-        """Delete what no quota counts any more in the windows among the next so many keys.
+        """Delete what no quota counts any more; return how many members that were.
 
-        Of each server. Goes on where the last call ended. Return how many members were deleted.
+        In the windows among the next so many keys of each server: it goes on where it ended.
         """
         with translated(ReservationsUnavailable):
             found = []

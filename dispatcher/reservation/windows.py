@@ -1,7 +1,6 @@
 """Booking, searching, moving and releasing messages over the legs of their bookings.
 
-A booking has a leg for each shard that its scopes lie in. On a single server that is one leg, which
-is one script and one round trip.
+A booking has a leg for each shard that its scopes lie in: on a single server one script.
 """
 
 from __future__ import annotations
@@ -86,8 +85,8 @@ class Windows:
         """Return the legs of a booking with these terms, in the order in which they are booked.
 
         All messages book the windows that they share in the same order, so that of two that want
-        the same last reservations one gets them. The first leg is that of the message's own scope.
-        Other scopes in the same shard join it only where no other shard comes before.
+        the same last reservations one gets them. The own scope comes first; others of its shard
+        join it only where no other shard comes before.
         """
         shards = self._keys
         if len(shards) == 1:
@@ -116,13 +115,12 @@ class Windows:
     ) -> list[Answer]:
         """Return for each message when it is booked, or why it is not, in order.
 
-        A message counts those before it, so that the answers are the same as one by one: those with
-        several legs are booked one by one, the others between them together. ``grace`` is how much
-        longer than usual the store may take to confirm them. With ``is_stored`` the store has the
-        messages: what one has in some shard is not released when another one refuses or does not
-        answer. A message is refused by SlotRefused, by IdempotencyConflict when a submit under way
-        uses its key for another message, or by DuplicateUnderWay. Raises ReservationsUnavailable:
-        then some may be booked, and the caller withdraws all.
+        A message counts those before it, so that the answers are the same as one by one.
+        ``grace`` is how much longer than usual the store may take to confirm them. With
+        ``is_stored`` the store has the messages: what one has in some shard is not released when
+        another one refuses or does not answer. A message is refused by IdempotencyConflict when a
+        submit under way uses its key for another message. Raises ReservationsUnavailable: then
+        some may be booked, and the caller withdraws all.
         """
         grace_ms = grace // MILLISECOND
         bookings = [_Booking(each, self.legs(each.terms), grace_ms, is_stored) for each in requests]
@@ -136,13 +134,11 @@ class Windows:
             raise
 
     def next_slot(self, terms: Terms, after: datetime) -> datetime:
-        """Return the first time at or after ``after`` that fits. Books nothing."""
         return from_ms(self._next_slot(self.legs(terms), to_ms(after)))
 
     def withdraw(self, requests: Sequence[BookingRequest]) -> list[bool]:
-        """Release many reservations in few round trips; return of each whether its time is free.
+        """Release reservations; return of each whether its time is free.
 
-        They are those of submits that stored nothing, of cancelled messages, and of decided moves.
         Where a duplicate submit relies on the same booking it stays; the last one to give up
         releases it.
         """
@@ -202,7 +198,6 @@ class Windows:
         )
 
     def _in_order(self, bookings: Sequence[_Booking]) -> list[Answer]:
-        """Book those with one leg together, the others between them one by one."""
         answers: list[Answer] = []
         for in_one_shard, group in groupby(bookings, lambda booking: len(booking.legs) == 1):
             together = [*group]
@@ -254,7 +249,7 @@ class Windows:
         )
 
     def _in_others(self, booking: _Booking, legs: Sequence[Leg], slot: Slot) -> Blocked | None:
-        """Book further legs as the first one answered; return what blocks it, None if all do."""
+        """Book further legs as the first one answered; return what blocks it."""
         message_id, at_ms, _ = slot
         for leg in legs:
             fault("reserve.between_shards")
@@ -281,7 +276,6 @@ class Windows:
     def _in_leg(
         self, booking: _Booking, leg: Leg, message_id: UUID, at_ms: int, latest_ms: int
     ) -> Slot | Blocked:
-        """Book one leg under an id, perhaps that of a duplicate, at a time or the next slot."""
         request = booking.request._replace(
             message_id=message_id, asked_ms=at_ms, latest_ms=latest_ms
         )
