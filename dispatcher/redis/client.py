@@ -65,8 +65,6 @@ def connect_redis(url: str, *, on_connect: OnConnect | None = None) -> redis.Red
 
 
 def after_set_up(on_connect: OnConnect) -> OnConnect:
-    """Return a ``redis_connect_func`` that sets a connection up and then calls ``on_connect``."""
-
     def connected(connection: Any) -> None:
         connection.on_connect()
         on_connect(connection)
@@ -92,8 +90,6 @@ def now_ms(client: redis.Redis) -> int:
 
 
 class _Nodes(NamedTuple):
-    """What a URL of several servers says; :meth:`of` raises ValueError."""
-
     addresses: tuple[tuple[str, int], ...]
     options: dict[str, Any]
     path: tuple[str, ...]

@@ -38,7 +38,6 @@ class Cluster:
         self._new_nodes: dict[str, ClusterNode] = {}
 
     def connected(self) -> RedisCluster:
-        """Return redis-py's client. Raises redis.RedisError and RedisClusterException."""
         with self._lock:
             # redis-py before 7 forgets nodes that do not answer; without any it never reconnects.
             if self._client is None or not self._client.nodes_manager.startup_nodes:
@@ -73,10 +72,7 @@ class Cluster:
         return node
 
     def _masters(self) -> list[tuple[str, int]]:
-        """Return the addresses of the masters: ``on_connect`` may refuse the given ones.
-
-        They may all be replicas by now.
-        """
+        """Return the addresses of the masters: the given ones may be replicas by now."""
         options = {**self._options, "redis_connect_func": None, "retry": Retry(NoBackoff(), 0)}
         failure: redis.RedisError | None = None
         for host, port in self._addresses:
@@ -101,12 +97,11 @@ class Cluster:
         ask: _Ask,
         command: Callable[[int], Sequence[bytes | str]],
     ) -> list[Any]:
-        """Return the reply to each of many calls, which may be an error.
+        """Return the reply to each call, which may be an error.
 
-        ``keys`` has one key of each call. ``ask`` makes the calls of some numbers on one server;
+        ``keys`` has one key of each. ``ask`` makes the calls of some numbers on one server;
         ``command`` is one call as a command, which any server understands. redis-py's own pipeline
-        asks a node about each command where its keys are, and after a failure sends one command
-        after the other.
+        looks for each command's node anew, and after a failure sends one after the other.
         """
         replies = self._answers(keys, range(len(keys)), ask)
         lost = [number for number, reply in replies.items() if isinstance(reply, _SILENT)]
@@ -128,7 +123,7 @@ class Cluster:
     def _answers(
         self, keys: Sequence[bytes | str], numbers: Sequence[int], ask: _Ask
     ) -> dict[int, Any]:
-        """Make some of the calls. A node that is silent keeps no other one from its calls."""
+        """Make calls. A node that is silent keeps no other one from its calls."""
         answers: dict[int, Any] = {}
         for server, places in self.by_server([keys[number] for number in numbers]).items():
             asked = [numbers[place] for place in places]
@@ -158,10 +153,7 @@ class Cluster:
 
 
 def masters_of(client: redis.Redis) -> dict[str, redis.Redis]:
-    """Return a client of each server that holds keys, by its name: "" for the only one.
-
-    Raises redis.RedisError and RedisClusterException.
-    """
+    """Return a client of each server that holds keys, by its name: "" for the only one."""
     if not isinstance(client, Cluster):
         return {"": client}
     cluster = client.connected()
@@ -172,10 +164,7 @@ def masters_of(client: redis.Redis) -> dict[str, redis.Redis]:
 
 
 def by_server(client: redis.Redis, keys: Sequence[bytes | str]) -> dict[redis.Redis, list[int]]:
-    """Return a client of each server that holds some of ``keys``, with the numbers of those.
-
-    Raises redis.RedisError and RedisClusterException.
-    """
+    """Return a client of each server that holds some of ``keys``, with the numbers of those."""
     if not isinstance(client, Cluster):
         return {client: [*range(len(keys))]}
     return client.by_server(keys)

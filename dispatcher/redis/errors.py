@@ -115,30 +115,23 @@ def _meaning_and_remedy(error: Exception) -> tuple[str, str]:
 
 
 def remedy(error: Exception) -> str:
-    """Return what helps where a client is not let in, or no server is there; "" for other errors.
-
-    The embedded Redis, which `dispatcher up` runs, listens at a Unix socket.
-    """
+    """Return what helps where a client is not let in, or no server is there; else ""."""
     if helps := _meaning_and_remedy(error)[1]:
         return helps
     address = _ADDRESS.match(str(error))
     if address is None:
         return ""
-    if not address[1].startswith("/"):
+    if not address[1].startswith("/"):  # as that of the embedded Redis, of `dispatcher up`
         return _REACH_REDIS
     return _FORBIDDEN if str(error).startswith(f"Error {errno.EACCES} ") else START_REDIS
 
 
 def cause(error: Exception) -> Exception | None:
-    """Return the error to chain to ours; None where redis-py may quote the command in it.
-
-    For an error in a pipeline it quotes the command, and keys contain recipients.
-    """
+    """Return the error to chain; None where it may quote the command: keys contain recipients."""
     return None if isinstance(error, redis.ResponseError) else error
 
 
 def is_silence(error: Unavailable) -> bool:
-    """Return whether an error of :func:`translated` says that Redis gave no answer at all."""
     silent = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.RedisClusterException)
     return isinstance(error.__cause__, silent) and not is_pool_full(error)
 
@@ -149,7 +142,7 @@ def is_hash_slot_moving(error: Unavailable) -> bool:
 
 
 def is_pool_full(error: Unavailable) -> bool:
-    """Return whether the client had no free connection. Redis was not asked, and may be up."""
+    """Whether the client had no free connection: then Redis was not asked."""
     cause = error.__cause__
     return isinstance(cause, redis.ConnectionError) and str(cause) in _NO_CONNECTION
 
@@ -157,7 +150,7 @@ def is_pool_full(error: Unavailable) -> bool:
 class translated:  # noqa: N801 - reads like a function
     """Raise ``unavailable`` with the reason of an error of redis-py inside.
 
-    A class, because entering and leaving a generator takes three times as long.
+    A class is three times as quick as a generator.
     """
 
     __slots__ = ("_unavailable",)

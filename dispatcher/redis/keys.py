@@ -19,7 +19,7 @@ _WINDOW = re.compile(rb"\A\{[^}]*\}:window(?:@([a-z0-9_.-]+))?:(.*)\Z", re.DOTAL
 
 @dataclass(frozen=True)
 class _PartKeys:
-    """The keys of a part of Redis that is opened, closed and rebuilt as a whole: a shard."""
+    """The keys of a shard, which is opened, closed and rebuilt as a whole."""
 
     namespace: str
     shard: int
@@ -29,7 +29,6 @@ class _PartKeys:
 
     @cached_property
     def tag(self) -> str:
-        """Hash tag that all keys of the part begin with."""
         return f"{{{self.namespace}:{self._start}{self.shard}}}"
 
     @cached_property
@@ -49,13 +48,13 @@ class _PartKeys:
 
     @cached_property
     def contents(self) -> str:
-        """The beginning of the names of the windows or logs of the part."""
+        """How the names of its windows or logs begin."""
         return f"{self.tag}:{self._contents}"
 
 
 @dataclass(frozen=True)
 class ShardKeys(_PartKeys):
-    """The keys of one shard of the windows."""
+    """Of the windows."""
 
     _contents = "window"
 
@@ -78,7 +77,7 @@ class ShardKeys(_PartKeys):
 
 @dataclass(frozen=True)
 class PermitKeys(_PartKeys):
-    """The keys of one shard of the permit logs."""
+    """Of the permit logs."""
 
     _start = "permits:"
     _contents = "log"
@@ -88,7 +87,6 @@ class PermitKeys(_PartKeys):
         return f"{self.contents}:scope:{scope}"
 
     def channel(self, channel: str) -> str:
-        """ZSET of one channel's permits."""
         return f"{self.contents}:channel:{channel}"
 
     @cached_property
@@ -138,26 +136,21 @@ class PlanKeys(ShardKeys):
     plan: str
 
     @cached_property
-    def _plan(self) -> str:
-        return f"{self.tag}:plan:{self.plan}"
-
-    @cached_property
     def pending(self) -> str:
         """ZSET that scripts write and nothing reads."""
-        return f"{self._plan}:pending"
+        return f"{self.tag}:plan:{self.plan}:pending"
 
     @cached_property
     def contents(self) -> str:
-        return f"{self._plan}:window"
+        return f"{self.tag}:plan:{self.plan}:window"
 
     @cached_property
     def copies(self) -> str:
         """HASH of the copies; field: name of the copy, value: ``complete`` or ``more``."""
-        return f"{self._plan}:copies"
+        return f"{self.tag}:plan:{self.plan}:copies"
 
     def duplicates(self, idempotency_key: str) -> str:
-        """HASH: a copy of the submits under way with one idempotency key."""
-        return f"{self._plan}:duplicates:{digest_of(idempotency_key)}"
+        return f"{self.tag}:plan:{self.plan}:duplicates:{digest_of(idempotency_key)}"
 
 
 @dataclass(frozen=True)
@@ -190,15 +183,11 @@ def shard_of(name: str, shards: int) -> int:
 
 
 def permit_parts(namespace: str, shards: int) -> tuple[PermitKeys, ...]:
-    """Return the keys of every shard of the permit logs.
-
-    The log of a scope lies in the shard of its name, what belongs to a channel in that of its own.
-    """
+    """Return the keys of the permit logs: scopes and channels lie in the shards of their names."""
     return tuple(PermitKeys(namespace, shard) for shard in range(shards))
 
 
 def digest_of(idempotency_key: str) -> str:
-    """Return the digest that replaces an idempotency key in Redis."""
     return hashlib.sha256(idempotency_key.encode()).hexdigest()[:32]
 
 
@@ -208,18 +197,13 @@ def all_of(namespace: str) -> str:
 
 
 def line_of(log: str) -> str:
-    """Return the name of the ZSET of messages that wait for a log.
-
-    Member: message id; score: when it comes back, ms.
-    """
-    tag, brace, rest = log.partition("}")
-    return f"{tag}{brace}:line{rest}"
+    """ZSET of messages that wait for a log; member: message id, score: when it comes back, ms."""
+    return log.replace("}", "}:line", 1)
 
 
 def room_of(log: str) -> str:
-    """Return the name of the ZSET of logs in which room was made, in the part of a log."""
-    tag, brace, _ = log.partition("}")
-    return f"{tag}{brace}:room"
+    """ZSET of logs in which room was made, in the part with this log or tag."""
+    return log.partition("}")[0] + "}:room"
 
 
 def epoch_of(tag: str) -> str:

@@ -29,7 +29,7 @@ _INCLUDE = re.compile(r"^-- @include (\w+)\.lua$", re.MULTILINE)
 
 
 class Script(NamedTuple):
-    """A script, and the digest by which a server that has it is asked to run it."""
+    """A script, and the digest by which a server knows it."""
 
     text: str
     sha: str
@@ -53,16 +53,14 @@ def source(name: str) -> str:
 
 @cache
 def composed(name: str, parts: tuple[str, ...]) -> str:
-    """Return the text of a script with its includes, and those parts of its folder, in place."""
     package = name.partition("/")[0]
     return source(name).replace(_PARTS, "\n".join(source(f"{package}/{part}") for part in parts))
 
 
 def packed(value: Packable) -> bytes:
-    """Return numbers, tuples and named tuples as MessagePack, which a script reads by ``cmsgpack``.
+    """Return numbers, tuples and named tuples (tables with names) as MessagePack, for ``cmsgpack``.
 
-    A named tuple becomes a table with its names. Numbers are doubles, as in Lua: whole numbers are
-    exact up to 2**53.
+    Numbers are doubles, as in Lua: whole numbers are exact up to 2**53.
     """
     if not isinstance(value, tuple):
         return struct.pack(">Bd", 0xCB, value)
@@ -130,10 +128,7 @@ def _pipelined(server: Any, commands: Sequence[Sequence[bytes | str]]) -> list[A
 def _command(
     word: str, text: str, names: Sequence[bytes | str], words: Sequence[Any]
 ) -> list[bytes | str]:
-    """Return a call of a script with its numbers encoded.
-
-    hiredis, which would encode them, ends the process when a signal raises meanwhile.
-    """
+    # hiredis, which would encode numbers, ends the process when a signal raises meanwhile.
     if not {int, bool}.isdisjoint(map(type, words)):
         words = [b"%d" % word if isinstance(word, int) else word for word in words]
     return [word, text, b"%d" % len(names), *names, *words]

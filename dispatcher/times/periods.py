@@ -28,7 +28,7 @@ UNIT_MS = {
     "week": 604_800_000,
     "year": 31_536_000_000,
 }
-"""The length of each unit; a year without a calendar has 365 days."""
+"""A year without a calendar has 365 days."""
 
 UNIT_NAMES = {
     **{unit: unit for unit in (*UNIT_MS, "month")},
@@ -104,7 +104,7 @@ def _even_bounds(
 def _bounds_along(unit: Period, zone: str, stretch: int) -> tuple[int, ...]:
     """Return the consecutive bounds from at or before a stretch of UTC to at or after its end.
 
-    Stretches are as long as a period usually is at most, and numbered from 1970 on.
+    Stretches of the length of the longest period are numbered from 1970 on.
     """
     rules = zones.rules(zone)
     start_ms, end_ms = (number * longest_ms(unit) for number in (stretch, stretch + 1))
@@ -115,10 +115,7 @@ def _bounds_along(unit: Period, zone: str, stretch: int) -> tuple[int, ...]:
 
 
 def _period_shown(unit: Period, rules: ZoneInfo, instant_ms: int) -> tuple[int, int]:
-    """Return the bounds of the period that the clocks show at an instant.
-
-    After they went back it may be one before that of the instant; at a bound it never is.
-    """
+    # After the clocks went back it may be one before that of the instant; at a bound it never is.
     begins = _beginning(unit, zones.wall_at(instant_ms, rules))
     if unit == "month":
         ends = (begins + timedelta(days=31)).replace(day=1)

@@ -87,10 +87,9 @@ class Hours:
     def inside(self, zone: str, start_ms: int, end_ms: int) -> list[Interval]:
         """Return the intervals in which the clocks of a zone show a time inside the spans.
 
-        Intervals are pairs (from, until) in ms since 1970, ``until`` not belonging to it, sorted,
-        disjoint, not touching, and cut to ``start_ms`` until before ``end_ms``. Where the
-        clocks repeat an hour, both times count. Raises InvalidValue for an
-        unknown zone.
+        They are pairs (from, until) in ms since 1970, ``until`` not belonging to them, sorted, not
+        touching, and cut to the stretch. Where the clocks repeat an hour, both times count. Raises
+        InvalidValue for an unknown zone.
         """
         first, last = start_ms // zones.DAY_MS, -(-end_ms // zones.DAY_MS)
         return united(
@@ -101,10 +100,7 @@ class Hours:
         )
 
     def end(self, zone: str, at_ms: int) -> int | None:
-        """Return when the span that holds an instant ends, in ms since 1970; None outside of all.
-
-        Eight days after the instant at the latest.
-        """
+        """Return when the span that holds an instant ends, eight days later at the latest."""
         spans = self.inside(zone, at_ms, at_ms + _LONGEST_MS)
         return spans[0][1] if spans and spans[0][0] == at_ms else None
 
@@ -192,7 +188,6 @@ def _days_text(days: list[int]) -> str:
 
 @lru_cache(maxsize=1 << 14)
 def _inside_day(hours: Hours, zone: str, day: int) -> tuple[Interval, ...]:
-    """Return the intervals inside the hours within one UTC day, numbered from 1970 on."""
     start_ms, end_ms = day * zones.DAY_MS, (day + 1) * zones.DAY_MS
     found = []
     for from_ms, until_ms, offset_ms in zones.pieces(zones.rules(zone), start_ms, end_ms):

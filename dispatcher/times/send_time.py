@@ -63,10 +63,7 @@ def parse(
 def parse_time_or_date(
     value: datetime | date | str, *, zone: str | None = None, field: str
 ) -> datetime:
-    """Return what :func:`parse` returns; for a date, the instant at which it begins.
-
-    It begins in ``zone``, or in UTC without one. Raises InvalidSendTime.
-    """
+    """Return what :func:`parse` returns; for a date, when it begins in ``zone``, or else in UTC."""
     value = plain(value)
     try:
         if isinstance(value, str) and _ISO_DATE.fullmatch(value.strip()):
@@ -99,10 +96,9 @@ def after(length: timedelta, *, now: datetime, field: str = "send_in") -> dateti
 
 
 def length_until_expiry(length: timedelta, *, farthest: datetime) -> timedelta:
-    """Return ``length`` rounded up to a whole millisecond.
+    """Return ``length`` rounded up to a whole millisecond, where it is more than 0.
 
-    Raises InvalidSendTime unless it is more than 0, and a message sent at ``farthest`` would expire
-    before the year 10000.
+    A message that is sent at ``farthest`` must expire before the year 10000.
     """
     accepted = "a length of more than 0"
     if not isinstance(length, timedelta):
@@ -150,7 +146,6 @@ def check_not_too_far(
 
 
 def check_zone(zone: str, *, field: str = "zone") -> ZoneInfo:
-    """Return the rules of a zone. Raises InvalidSendTime when there is none of that name."""
     try:
         return zones.rules(zone, field=field)
     except InvalidValue as refused:
@@ -163,7 +158,6 @@ def to_ms(instant: datetime) -> int:
 
 
 def from_ms(ms: int) -> datetime:
-    """Return the aware UTC instant ``ms`` milliseconds after 1970."""
     return _EPOCH + ms * MILLISECOND
 
 

@@ -42,7 +42,7 @@ _VERSION = re.compile(r"(?:# version )?(\d{4}[a-z]+)")
 
 
 class Database(NamedTuple):
-    """A tz database: its version, such as ``2026b``, and ``tzdata`` or the folder of the system."""
+    """A version, such as ``2026b``, and ``tzdata`` or the folder of the system."""
 
     version: str
     source: str
@@ -123,11 +123,7 @@ def wall_at(instant_ms: int, zone: ZoneInfo) -> datetime:
 
 
 def first_instant(wall: datetime, zone: ZoneInfo) -> datetime:
-    """Return the first instant, aware UTC, at which the clocks show ``wall`` or later.
-
-    Where a clock change skips ``wall`` it is the instant of the change; where one repeats it, the
-    first time.
-    """
+    """Return the first instant, aware UTC, at which the clocks show ``wall`` or later."""
     near_ms = (wall - _EPOCH) // MILLISECOND
     # An offset is shorter than a day, so the instant lies less than a day from its wall time.
     near = pieces(zone, near_ms - DAY_MS, near_ms + DAY_MS + 1)
@@ -142,9 +138,7 @@ def first_instant(wall: datetime, zone: ZoneInfo) -> datetime:
 def pieces(zone: ZoneInfo, start_ms: int, end_ms: int) -> Sequence[tuple[int, int, int]]:
     """Cut the span from ``start_ms`` until before ``end_ms`` where the offset from UTC changes.
 
-    Each piece is ``(from_ms, until_ms, offset_ms)``: the clocks show UTC plus the offset. The
-    pieces follow each other without gaps, and neighbours differ in their offset. An empty span
-    has none.
+    Each piece is ``(from_ms, until_ms, offset_ms)``: the clocks show UTC plus the offset.
     """
     cut: list[tuple[int, int, int]] = []
     for day in range(start_ms // DAY_MS, -(-end_ms // DAY_MS)):
