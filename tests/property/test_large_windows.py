@@ -161,9 +161,10 @@ def test_a_search_reads_no_run_but_the_one_that_it_tells(redis_session: RedisSer
     of_runs = "cmdstat_zrangebyscore"
     with large(redis_session.url, [Quota(100, 101 * MINUTE)], taken) as story:
         story.real.client.config_resetstat()
-        story.play([Step("slot", 0), Step("shift", 0, 6_000 * MINUTE)])
+        story.slot(Step("slot", 0))
+        story.shift(Step("shift", 0, 6_000 * MINUTE))
         assert of_runs not in commands(story.real)
-        story.play([Step("book", 0)])
+        story.book(Step("book", 0))
         assert commands(story.real)[of_runs] == 1, "only who is refused is told"
 
 

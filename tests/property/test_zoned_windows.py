@@ -57,9 +57,7 @@ property_test = settings(
 )
 
 
-VERBS = [
-    "book", "book", "shift", "shift", "shift", "slot", "move", "push", "free", "many", "confirm",
-]  # fmt: skip
+VERBS = ["book", "book", "shift", "shift", "shift", "slot", "move", "push", "free", "many"]
 verbs = st.sampled_from(VERBS)
 
 
@@ -153,7 +151,7 @@ def test_times_that_lie_close_together_are_judged_to_the_millisecond(
     """Also where a script may do so little that a judgement takes several calls."""
     if most_read is not None:
         monkeypatch.setattr("dispatcher.reservation.shards.script", little_at_once(most_read))
-    further = st.sampled_from([*VERBS, "again"])
+    further = st.sampled_from([*VERBS, "again", "confirm"])
     step = st.builds(Step, further, few_ms, few_ms, st.integers(0, 50))
 
     @settings(property_test, max_examples=examples(stories))
