@@ -282,3 +282,34 @@ def test_nothing_overtakes_a_search_that_goes_on(
     assert found.at_ms == free
     assert isinstance(refused, QuotaExceeded)
     assert len(real.places(own_scope("ada"))) == 31
+
+
+@pytest.mark.parametrize("most_read", [None, 9], ids=["in one call", "in several"])
+@pytest.mark.parametrize(
+    ("most", "kinds"),
+    [(1, ()), (1, ("channel.sms",)), (9, ("channel.sms",))],
+    ids=["one shard", "two", "the second one refuses"],
+)
+def test_each_of_many_moves_searches_as_if_its_own_time_were_free(
+    opened: Opened,
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
+    kinds: Sequence[str],
+    most_read: int | None,
+) -> None:
+    """What the search of one has found to be full is not full for the next one."""
+    if most_read is not None:
+        monkeypatch.setattr("dispatcher.reservation.shards.script", little_at_once(most_read))
+    real = opened(Quota(most, 60_000), further={kind: [Quota(1, 60_000)] for kind in kinds})
+    terms = Terms(counted([OWN_SCOPE, *kinds], scope="ada", channel="sms"))
+    assert len(real.windows.legs(terms)) == 1 + len(kinds)
+    first, *_, third = ids = [book(real, terms, NOON + n * MINUTE) for n in range(30)]
+    asked, until = ms(NOON + SECOND), ms(NOON + HOUR)
+    [refused] = real.windows.move_many([BookingRequest(ids[15], terms, asked, asked)])
+    assert isinstance(refused, QuotaExceeded)
+    assert refused.next_slot == NOON + 15 * MINUTE
+    moves = [BookingRequest(each, terms, asked, until) for each in (first, ids[15], third)]
+    slots = real.windows.move_many(moves)
+    assert [slot.at_ms for slot in slots if isinstance(slot, Slot)] == [
+        ms(NOON + n * MINUTE) for n in (30, 15, 29)
+    ]
