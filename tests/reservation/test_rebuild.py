@@ -22,12 +22,10 @@ from dispatcher.reservation import Terms
 from dispatcher.reservation.upkeep import Rebuild, Reserved
 from dispatcher.scope import own_scope
 from dispatcher.times.send_time import from_ms
-from tests.submission.test_late_duplicates import Died, age_pending
-from tests.support.all_windows import pending_entries, promised, windows_of
 from tests.support.doubles import Between, raising
 from tests.support.house import BODY, FAR, House
 from tests.support.house_fixtures import Build
-from tests.support.reserving import SHARDS, Reserving, move, ms, reserve, reserving
+from tests.support.reserving import SHARDS, Reserving, ms, reserve, reserving
 from tests.support.servers import RedisServer
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
@@ -114,15 +112,6 @@ def test_opening_that_is_repeated_has_the_same_answer(opened: Opened) -> None:
     assert real.upkeep.open(rebuild) == 0, "closed since"
 
 
-def test_only_one_of_two_rebuilders_may(redis_server: RedisServer) -> None:
-    with reserving(redis_server.url) as one, reserving(redis_server.url) as two:
-        rebuild = begun(one)
-        assert two.upkeep.begin() is None
-        one.upkeep.open(rebuild)
-        assert two.upkeep.begin() is None
-        assert one.upkeep.begin() is None
-
-
 @pytest.mark.parametrize("overtaken_by", [None, "another rebuilder"])
 def test_an_overtaken_rebuilder_writes_nothing_and_cannot_open(
     redis_server: RedisServer, overtaken_by: str | None
@@ -149,22 +138,13 @@ def test_an_overtaken_rebuilder_writes_nothing_and_cannot_open(
             assert set(quick.members("ann")) == {present.message_id}
 
 
-def test_stragglers_of_a_rebuild_are_looked_for_once(opened: Opened) -> None:
+def test_stragglers_of_each_rebuild_are_looked_for_once(opened: Opened) -> None:
     real = opened()
     assert real.upkeep.unchecked(older_than=timedelta(minutes=1)) == {}
-    due = real.upkeep.unchecked(older_than=timedelta(0))
-    assert len(due) == SHARDS
-    first = next(iter(due))
-    real.upkeep.mark_checked({first: due[first]})
-    left = real.upkeep.unchecked(older_than=timedelta(0))
-    assert set(due) - set(left) == {first}
-
-
-def test_stragglers_of_another_rebuild_since_are_still_to_be_looked_for(opened: Opened) -> None:
-    real = opened()
     for keys in real.fence.keys:
         real.client.hincrby(keys.epoch, "opened_at_ms", -60_000)
     due = real.upkeep.unchecked(older_than=timedelta(0))
+    assert len(due) == SHARDS
     again = real.fence.keys[0]
     rebuild = real.upkeep.close([again.shard])
     assert rebuild is not None
@@ -320,30 +300,3 @@ def test_a_page_of_rows_takes_one_round_trip_to_each_server(
     assert many - few == {"SQL": 10, "Redis": 10}
     assert house.dispatcher.verify_windows().equal
     assert house.dispatcher.verify_windows().reservations == 4 * 11 * PAGE
-
-
-# A sweep that dies while it settles a dead move and an orphan leaves both to the next one.
-
-
-HOUR = timedelta(hours=1)
-TERMS = Terms.own("ada")
-
-
-def test_what_a_sweep_that_dies_has_looked_at_is_settled_by_a_later_one(house: House) -> None:
-    message = house.submit(send_at=FAR)
-    age_pending(house)
-    house.parts.reconciler.reconcile()
-    move(house.parts.windows, message.id, terms=TERMS, send_at=FAR + HOUR)  # and its mover died
-    reserve(house.parts.windows, new_id(), terms=TERMS, send_at=FAR + 2 * HOUR)
-    age_pending(house)
-
-    sweep = vars(house.parts.reconciler)
-    real = sweep["upkeep"]
-    sweep["upkeep"] = Between(real, before={"confirm": raising(Died())})
-    with pytest.raises(Died):
-        house.parts.reconciler.reconcile()
-    sweep["upkeep"] = real
-    house.parts.reconciler.reconcile()
-
-    assert windows_of(house) == promised(house)
-    assert not pending_entries(house)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from uuid import UUID
 
 from dispatcher.errors import SlotRefused
@@ -44,7 +43,7 @@ class Step(NamedTuple):
     who: int = 1
 
 
-class Story(AbstractContextManager["Story"]):
+class Story:
     """Windows on a Redis, who has which time in them by the model, and who waits for the store."""
 
     numbers = itertools.count()
@@ -72,6 +71,9 @@ class Story(AbstractContextManager["Story"]):
             shards=SHARDS,
         )
         self.real.open()
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *_: object) -> None:
         names = self.real.client.keys(f"{{{self.real.namespace}:*")
