@@ -15,7 +15,7 @@ from dispatcher.reservation.booking import (
     is_planned_id,
     member_of,
 )
-from dispatcher.reservation.contents import Contents, Held, MemberState
+from dispatcher.reservation.contents import Contents, MemberState
 from dispatcher.reservation.fence import Fence
 from dispatcher.reservation.plan import Copies
 from dispatcher.reservation.refusals import (
@@ -46,7 +46,6 @@ __all__ = [
     "Copies",
     "Fence",
     "Fill",
-    "Held",
     "LastRefusal",
     "MemberState",
     "QuotaTimeline",

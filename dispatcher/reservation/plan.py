@@ -85,7 +85,7 @@ class Copies(AbstractContextManager["Copies"]):
     def note(self, refused: Sequence[tuple[BookingRequest, SlotRefused]]) -> None:
         """Note nothing: refusals of a plan are not counted."""
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """Delete every key of the copies; what cannot be reached ends by itself."""
         try:
             with translated(ReservationsUnavailable):
@@ -97,9 +97,6 @@ class Copies(AbstractContextManager["Copies"]):
                     self._client.unlink(name)
         except ReservationsUnavailable as error:
             log.warning("could not delete copies of a plan; they expire in ten minutes: %s", error)
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _needed(self, requests: Iterable[BookingRequest]) -> dict[str, tuple[PlanKeys, str]]:
         """Return the names of the copies that requests need, each with its keys and its window."""

@@ -18,7 +18,7 @@ from dispatcher.file_modes import open_to_others
 from dispatcher.redis.client import now_ms
 from dispatcher.redis.cluster import Cluster, masters_of
 from dispatcher.redis.errors import translated
-from dispatcher.redis.keys import PermitKeys, ShardKeys
+from dispatcher.redis.keys import ShardKeys
 from dispatcher.reservation.fence import Fence, Part, fields_of, server_of
 from dispatcher.reservation.taken_keys import taken_keys
 from dispatcher.times.lengths import MILLISECOND
@@ -90,7 +90,8 @@ class RedisSurvey:
             state = "being rebuilt" if marked else "closed"
             if self._is_complete(part, epoch, holders[part]):
                 state = "complete"
-            states[state].append(_name(part))
+            kind = "shard" if isinstance(part, ShardKeys) else "permit shard"
+            states[state].append(f"{kind} {part.shard}")
         return states
 
     def unconfirmed(self, *, older_than: timedelta) -> int:
@@ -120,7 +121,3 @@ def _has_snapshots(server: redis.Redis) -> bool | None:
     except redis.ResponseError:  # hosted servers may refuse CONFIG
         return None
     return bool(found.get("save"))
-
-
-def _name(part: ShardKeys | PermitKeys) -> str:
-    return f"{'shard' if isinstance(part, ShardKeys) else 'permit shard'} {part.shard}"
