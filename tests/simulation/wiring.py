@@ -28,7 +28,7 @@ from tests.simulation.send_logs import MemoryClaimLog, MemorySendLogs
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-_GIVES_BACK = ("windows.release", "windows.release_many", "store.stored")
+_GIVES_BACK = ("windows.release_many", "store.stored")
 _IN_STORE = ("messages", "claims", "store_maintenance", "suppressions", "void_ids")
 
 
