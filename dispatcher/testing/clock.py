@@ -98,7 +98,7 @@ class RedisTime:
     def told_by(self, client: redis.Redis) -> redis.Redis:
         """Return a client that has no connections yet, from now on by this time."""
         pool = client.connection_pool
-        pool.connection_class = _Connection
+        pool.connection_class = type("_Told", (_Connection, pool.connection_class), {})
         pool.connection_kwargs["time"] = self
         vars(client)["time"] = self.now
         return client
@@ -150,9 +150,11 @@ class _Packer(NamedTuple):
         return self.packer.pack(*self.time.translated(words))
 
 
-class _Connection(redis.UnixDomainSocketConnection):
+class _Connection(redis.connection.AbstractConnection):
+    """What a connection of any kind does by the time of a test."""
+
     def __init__(self, *, time: RedisTime, **options: Any) -> None:
-        super().__init__(**options)  # type: ignore[no-untyped-call]  # redis-py has no types for it
+        super().__init__(**options)
         self._command_packer = _Packer(time, self._command_packer)
 
 
