@@ -102,7 +102,6 @@ def redis_session() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def redis_server(redis_session: RedisServer) -> RedisServer:
-    """Give the Redis of the run, emptied."""
     with redis_session.client() as client:
         client.flushall()
     return redis_session
@@ -110,21 +109,18 @@ def redis_server(redis_session: RedisServer) -> RedisServer:
 
 @pytest.fixture
 def redis_client(redis_server: RedisServer) -> Iterator[redis.Redis]:
-    """Give a plain client of it."""
     with redis_server.client() as client:
         yield client
 
 
 @pytest.fixture
 def own_redis() -> Iterator[RedisServer]:
-    """Give a Redis that the test may stop, kill and starve."""
     with RedisServer() as server:
         yield server
 
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    """Give a server of HTTP that answers as the test tells it."""
     with receiving() as one:
         yield one
 
@@ -153,14 +149,12 @@ def opened(redis_server: RedisServer) -> Iterator[Callable[..., Reserving]]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """One PostgreSQL for the whole run."""
     with PostgresServer() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def postgres_template(postgres: PostgresServer) -> str:
-    """Name a migrated database to copy, for tests that need one of their own."""
     name = postgres.create_database()
     migrate_at(postgres.url(name))
     return name
@@ -168,7 +162,6 @@ def postgres_template(postgres: PostgresServer) -> str:
 
 @pytest.fixture(scope="session")
 def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a migrated database file to copy."""
     path = tmp_path_factory.mktemp("sqlite") / "template.db"
     migrate_at(f"sqlite:///{path}")
     return path
@@ -176,13 +169,11 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
-    """Give the URL of a migrated SQLite database with nothing in it."""
     return f"sqlite:///{shutil.copy(sqlite_template, tmp_path / 'store.db')}"
 
 
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[MariaDBServer]:
-    """Give the MariaDB of this machine, or skip."""
     with MariaDBServer.found() as server:
         yield server
 
@@ -278,7 +269,6 @@ def _asks_for_mariadb(item: pytest.Item) -> bool:
 
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
 def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Give the URL of a database without tables, on each kind."""
     if request.param == "sqlite":
         path = tmp_path / "empty.db"
         path.touch()  # only migrations make a file
@@ -293,7 +283,6 @@ def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterat
 
 @pytest.fixture
 def postgres_name(postgres: PostgresServer) -> str:
-    """Name a migrated PostgreSQL database with nothing in it."""
     return postgres.migrated(migrate_at)
 
 
@@ -314,7 +303,6 @@ def database_url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def database(database_url: str) -> Iterator[Database]:
-    """Give a migrated database, on each kind."""
     database = Database(database_url)
     yield database
     database.close()

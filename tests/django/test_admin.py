@@ -65,7 +65,6 @@ def ids(page: str, messages: Iterable[Message]) -> list[bool]:
 def test_messages_are_listed_by_the_filters(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-
     ada, grace = submit(project), submit(project, "grace@example.org", channel="email")
     client = user(*ALL)
     for query, expected in {
@@ -134,7 +133,6 @@ def test_each_change_has_its_permission(project: Project) -> None:
 
 
 def test_a_change_is_in_the_history_and_a_refused_one_is_not(project: Project) -> None:
-
     message, client = submit(project), user(*ALL)
     answer = client.post(story(message), {"action": "move", "send_at": "soon"}, follow=True)
     assert "accepted" in unescape(answer.content.decode())

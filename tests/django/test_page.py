@@ -64,7 +64,6 @@ def test_an_order_and_its_message_commit_together(project: Project) -> None:
 
 
 def test_the_page_names_every_permission(project: Project) -> None:
-
     own = {name for name, _ in Message._meta.permissions}
     for model in (Message, Suppression):
         own |= {f"{each}_{model._meta.model_name}" for each in model._meta.default_permissions}

@@ -95,7 +95,6 @@ def test_another_database_and_one_in_memory_are_left_alone() -> None:
 
 
 def test_the_models_have_the_columns_of_the_tables() -> None:
-
     def columns(model: Any) -> set[str]:
         return {each.column for each in model._meta.fields if each.column}
 
@@ -109,7 +108,6 @@ def test_the_models_have_the_columns_of_the_tables() -> None:
 
 
 def test_the_models_read_what_the_dispatcher_reads(project: Project) -> None:
-
     message = submit(
         project,
         body={"text": "é", "list": [1, {"a": None}]},
