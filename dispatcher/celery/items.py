@@ -171,10 +171,8 @@ def _instant(part: str, headers: Mapping[str, Any]) -> datetime | None:
 
 def _are_to_deliver(arguments: list[Any]) -> bool:
     match arguments:
-        case [list(ids), *more] if 0 < len(ids) <= MOST_IDS:
-            return [type(each) for each in more] in ([], [str], [str, bool]) and all(
-                isinstance(each, str) and _UUID.fullmatch(each) for each in ids
-            )
+        case [list(ids), str(), bool()] if 0 < len(ids) <= MOST_IDS:
+            return all(isinstance(id_, str) and _UUID.fullmatch(id_) for id_ in ids)
     return False
 
 

@@ -95,7 +95,7 @@ def made_here() -> App | None:
 
 
 @shared_task(name="dispatcher.deliver", **OPTIONS)
-def deliver(message_ids: list[str], channel: str = "", is_first: bool = True) -> None:
+def deliver(message_ids: list[str], channel: str, is_first: bool) -> None:
     here().group_queue.deliver([*map(UUID, message_ids)], channel, is_first=is_first)
 
 

@@ -44,7 +44,9 @@ class Health:
         self._clock = clock
         self._hangs_after_seconds = hangs_after.total_seconds()
         self._patience_seconds = patience.total_seconds()
-        self._questions = {name: _Question(name, ask) for name, ask in servers.items()}
+        self._servers = servers
+        self._answers: dict[str, Future[bool]] = {}
+        self._lock = Lock()
         self._turned_at = clock.monotonic()
         self._suspected: tuple[float, float] | None = None
         """The turn after which the loop has stood still, and when a probe first found that."""
@@ -96,7 +98,7 @@ class Health:
 
     def away(self) -> Sequence[str]:
         """Return the names of the servers that do not answer: none where all is ready."""
-        away = self._away([*self._questions])
+        away = self._away([*self._servers])
         if away != self._last_away:
             self._last_away = away
             if away:
@@ -107,10 +109,10 @@ class Health:
 
     @property
     def servers(self) -> Sequence[str]:
-        return [*self._questions]
+        return [*self._servers]
 
     def _away(self, names: Sequence[str]) -> Sequence[str]:
-        answers = {name: self._questions[name].answer() for name in names}
+        answers = {name: self._answer(name) for name in names}
         until = self._clock.monotonic() + self._patience_seconds
         away = []
         for name, answer in answers.items():
@@ -126,31 +128,21 @@ class Health:
         since = self._publishes_since
         return since is not None and self._clock.monotonic() - since > _PUBLISHES_WITHIN_SECONDS
 
-
-class _Question:
-    def __init__(self, name: str, ask: Callable[[], object]) -> None:
-        self._name = name
-        self._ask = ask
-        self._lock = Lock()
-        self._under_way: Future[bool] | None = None
-
-    def answer(self) -> Future[bool]:
-        """Ask, unless that is under way; whether the server answers is told then."""
+    def _answer(self, name: str) -> Future[bool]:
+        """Ask a server, unless that is under way; it is told whether it answers."""
         with self._lock:
-            if self._under_way is None:
-                answer = Future[bool]()
-                name = f"health {self._name}"
-                Thread(target=self._run, args=(answer,), name=name, daemon=True).start()
-                self._under_way = answer
-            return self._under_way
+            answer = self._answers.get(name)
+            if answer is None or answer.done():
+                answer = self._answers[name] = Future()
+                title = f"health {name}"
+                Thread(target=self._ask, args=(name, answer), name=title, daemon=True).start()
+            return answer
 
-    def _run(self, answer: Future[bool]) -> None:
-        answers = True
+    def _ask(self, name: str, answer: Future[bool]) -> None:
         try:
-            self._ask()
+            self._servers[name]()
         except Exception as error:  # noqa: BLE001 - whatever it is, the server is of no use
-            answers = False
-            log.debug("%s does not answer (%s)", self._name, type(error).__name__)
-        with self._lock:
-            self._under_way = None
-        answer.set_result(answers)
+            log.debug("%s does not answer (%s)", name, type(error).__name__)
+            answer.set_result(False)
+        else:
+            answer.set_result(True)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher import Outcome, PerhapsSent, PermanentFailure, Status, TemporaryFailure
+from dispatcher import Message, Outcome, PerhapsSent, PermanentFailure, Status, TemporaryFailure
 from dispatcher.delivery.sender import backoff
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
@@ -94,6 +94,34 @@ def test_a_message_of_a_channel_this_worker_does_not_know_waits_for_another_work
     now = other.again(message)
     assert (now.status, now.attempt_count, now.last_error) == (Status.SCHEDULED, 0, None)
     assert other.outcomes(message) == []
+
+
+@pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt])
+def test_an_exit_during_a_send_leaves_the_messages_after_it_unchanged(
+    roomy: House, end: type[BaseException]
+) -> None:
+    messages = [roomy.submit(name) for name in ("ada", "ben", "odd", "cleo", "dora")]
+    sent, [odd], unsent = messages[:2], messages[2:3], messages[3:]
+
+    def exit_at_odd(message: Message) -> None:
+        if message.id == odd.id:
+            raise end
+
+    roomy.memory.before = exit_at_odd
+    with pytest.raises(end):
+        roomy.deliver(*messages)
+    assert roomy.sent == [each.id for each in sent]
+    assert [roomy.again(each).status for each in sent] == [Status.SENT] * 2
+    now = roomy.again(odd)
+    assert (now.status, now.attempt_count) == (Status.SENDING, 1), "its outcome is unknown"
+    assert len(roomy.permits("odd")) == 1
+    for message in unsent:
+        now = roomy.again(message)
+        assert (now.status, now.attempt_count, now.last_error) == (Status.SCHEDULED, 0, None)
+        assert roomy.dispatcher.attempts(message.id) == []
+        assert roomy.permits(message.scope) == {}
+    roomy.make_due(*unsent)
+    assert roomy.deliver(*messages) == 2
 
 
 @given(attempt=st.integers(1, 10_000), roll=st.floats(0, 1))
