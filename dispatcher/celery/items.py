@@ -116,11 +116,6 @@ def _tolerant_frames(*args: Any, **more: Any) -> Callable[[Any], Any]:
     return on_frame
 
 
-@cache
-def _tolerant(channel: type[Any]) -> type[Any]:
-    return type(channel.__name__, (_TolerantChannel, channel), {})
-
-
 class _ReadableMessage(Message):
     """An item of Redis that kombu can read, and could record as unacknowledged. Raises NoTask."""
 
@@ -132,26 +127,31 @@ class _ReadableMessage(Message):
             raise NoTask("envelope")
 
 
-class _TolerantChannel:
-    """The overrides of a Redis channel of kombu that let unreadable items pass."""
+@cache
+def _tolerant(channel: Any) -> Any:
+    """Return this class of a Redis channel, but it lets unreadable items pass."""
 
-    Message = _ReadableMessage
-    handlers: Mapping[str, Callable[..., Any]]
+    class Tolerant(channel):  # type: ignore[misc]  # which class it is, the URL says
+        Message = _ReadableMessage
+        handlers: Mapping[str, Callable[..., Any]]
 
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self.handlers = {
-            kind: partial(self._unless_unreadable, read) for kind, read in self.handlers.items()
-        }
+        def __init__(self, *args: Any, **more: Any) -> None:
+            super().__init__(*args, **more)
+            self.handlers = {
+                kind: partial(_unless_unreadable, read) for kind, read in self.handlers.items()
+            }
 
-    def _unless_unreadable(self, read: Callable[..., Any], *args: Any, **more: Any) -> Any:
-        try:
-            return read(*args, **more)
-        except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
-            # The item is no JSON, or NoTask, and is already gone from Redis. Errors of a connection
-            # or of a task have other types.
-            tell_rejected("envelope")
-            return True
+    return Tolerant
+
+
+def _unless_unreadable(read: Callable[..., Any], *args: Any, **more: Any) -> Any:
+    try:
+        return read(*args, **more)
+    except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
+        # The item is no JSON, or NoTask, and is already gone from Redis. Errors of a connection
+        # or of a task have other types.
+        tell_rejected("envelope")
+        return True
 
 
 def _read(part: str, read: Callable[[], Any]) -> Any:

@@ -3,35 +3,50 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
-import pytest
-
 from dispatcher import Message, Outcome, Status, StoreUnavailable
+from dispatcher.times.clock import SystemClock
 from tests.support.doubles import Between
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
 from tests.support.waiting import wait_until
 
 GROUP = [f"name {number}" for number in range(8)]
-CHANNELS = {"memory": {"transport": "memory", "senders": 8}}
+TWO_SENDERS = {"memory": {"transport": "memory", "senders": 2}}
 
 
-@pytest.fixture
-def wide(build: Build) -> House:
-    """Give a house whose channel sends eight messages at a time."""
-    return build(clock=hour_ago(), channels=CHANNELS, in_order=False)
+@contextmanager
+def hanging(house: House, messages: Sequence[Message]) -> Iterator[None]:
+    """Deliver these; the first two sends hang until the block ends."""
+    under_way, released = threading.Barrier(3), threading.Event()
 
+    def hang(_: Message) -> None:
+        if not released.is_set():
+            under_way.wait(60)
+            assert released.wait(60)
 
-def in_background(house: House, *messages: Message) -> threading.Thread:
-    thread = threading.Thread(target=partial(house.deliver, *messages))
+    house.memory.before = hang
+    thread = threading.Thread(target=house.deliver, args=messages)
     thread.start()
-    return thread
+    try:
+        under_way.wait(60)
+        yield
+    finally:
+        released.set()
+        thread.join(60)
 
 
-def test_a_long_send_keeps_its_claim_and_its_permit(wide: House) -> None:
+def put_back(house: House, messages: Sequence[Message]) -> int:
+    return sum(house.again(each).status is Status.SCHEDULED for each in messages)
+
+
+def test_a_long_send_keeps_its_claim_and_its_permit(build: Build) -> None:
+    wide = build(clock=hour_ago(), in_order=False)
     ttl = wide.settings.claim_ttl
     [message] = [wide.submit()]
     seen: list[int] = []
@@ -81,25 +96,58 @@ def test_a_claim_that_cannot_be_renewed_is_not_begun_any_more(build: Build) -> N
     assert found == [Status.SCHEDULED, Status.SENT]
 
 
-def test_a_stop_finishes_what_is_on_its_way_and_puts_the_rest_back(build: Build) -> None:
-    house = build(clock=hour_ago(), channels={"memory": {"transport": "memory", "senders": 2}},
-                  in_order=False)  # fmt: skip
+def test_nothing_waits_for_a_busy_sender_when_too_little_is_left_of_its_claim(
+    build: Build,
+) -> None:
+    """It would be rescued, as if it had been tried."""
+    house = build(clock=hour_ago(), channels=TWO_SENDERS, in_order=False)
     messages = [house.submit(name) for name in GROUP]
-    under_way = threading.Barrier(3)
-    stopped = threading.Event()
+    with hanging(house, messages):
+        house.moved.advance(house.settings.claim_ttl)
+        wait_until(lambda: put_back(house, messages) == len(GROUP) - 2)
+    assert all(len(house.dispatcher.attempts(each.id)) <= 1 for each in messages)
+    assert len(house.sent) == 2
 
-    def hold(_: Message) -> None:
-        if not stopped.is_set():
-            under_way.wait(60)
-            assert stopped.wait(60)
 
-    house.memory.before = hold
-    thread = in_background(house, *messages)
-    under_way.wait(60)
-    house.parts.stop_sending()
-    wait_until(lambda: [house.again(each).status for each in messages].count(Status.SCHEDULED) == 6)
-    stopped.set()
-    thread.join(60)
+class Written(SystemClock):
+    """The machine's clock; what somebody slept is written down."""
+
+    def __init__(self) -> None:
+        self.sleeps: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        super().sleep(seconds)
+
+
+def test_of_a_group_that_comes_early_each_goes_at_its_own_time(build: Build) -> None:
+    clock = Written()
+    house = build(clock=clock, channels=TWO_SENDERS)
+    messages = [house.submit(name, send_in=timedelta(hours=1)) for name in ("ada", "ben")]
+    now = house.database_time()
+    for message, wait in zip(messages, (0.2, 0.8), strict=True):
+        house.change([message], next_attempt_at=now + timedelta(seconds=wait))
+    assert house.deliver(*messages) == 2
+    assert max(clock.sleeps) < 0.65, "not until the last of them"
+
+
+def test_a_claim_is_renewed_before_too_little_is_left_of_it(build: Build) -> None:
+    """Also where a send may take most of a claim."""
+    house = build(clock=hour_ago(), channels=TWO_SENDERS, claim_ttl=12, in_order=False)
+    messages = [house.submit(name) for name in ("ada", "ben", "cleo")]
+    with hanging(house, messages):
+        before = house.columns(messages[2], "claim_expires_at")
+        house.moved.advance(timedelta(seconds=1.5))
+        wait_until(lambda: house.columns(messages[2], "claim_expires_at") > before)
+    assert len(house.sent) == 3
+
+
+def test_a_stop_finishes_what_is_on_its_way_and_puts_the_rest_back(build: Build) -> None:
+    house = build(clock=hour_ago(), channels=TWO_SENDERS, in_order=False)
+    messages = [house.submit(name) for name in GROUP]
+    with hanging(house, messages):
+        house.parts.stop_sending()
+        wait_until(lambda: put_back(house, messages) == len(GROUP) - 2)
     assert len(house.sent) == 2
     for message in messages:
         now = house.again(message)
