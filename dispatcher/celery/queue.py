@@ -53,30 +53,28 @@ class TaskGroup:
 
 
 def group(tickets: Iterable[Ticket], *, coalesce: timedelta, size: int) -> Iterator[TaskGroup]:
-    """Group messages of one channel that are due within ``coalesce``, at most ``size`` a group."""
-    ordered = sorted(tickets, key=lambda each: (each.channel, each.is_first, each.due_at))
-    members: list[Ticket] = []
+    """Group messages of one channel that are due within ``coalesce``, at most ``size`` a group.
+
+    New messages begin shortly before the first of them is due, others when the last one is.
+    """
+    ordered = sorted(tickets, key=lambda one: (one.alone, one.channel, one.is_first, one.due_at))
+    groups: list[list[Ticket]] = []
     for ticket in ordered:
-        if ticket.alone:
-            yield _group_of([ticket])
-            continue
-        if members and (
-            (ticket.channel, ticket.is_first) != (members[0].channel, members[0].is_first)
-            or ticket.due_at - members[0].due_at > coalesce
-            or len(members) == size
+        first = groups[-1][0] if groups else ticket
+        if (
+            not groups
+            or ticket.alone
+            or (ticket.channel, ticket.is_first) != (first.channel, first.is_first)
+            or ticket.due_at - first.due_at > coalesce
+            or len(groups[-1]) == size
         ):
-            yield _group_of(members)
-            members = []
-        members.append(ticket)
-    if members:
-        yield _group_of(members)
-
-
-def _group_of(members: Sequence[Ticket]) -> TaskGroup:
-    first, last = members[0], members[-1]
-    begins_at = first.due_at - EARLY if first.is_first else last.due_at
-    ids = tuple(member.message_id for member in members)
-    return TaskGroup(first.channel, ids, begins_at, first.is_first)
+            groups.append([])
+        groups[-1].append(ticket)
+    for members in groups:
+        first, last = members[0], members[-1]
+        begins_at = first.due_at - EARLY if first.is_first else last.due_at
+        ids = tuple(member.message_id for member in members)
+        yield TaskGroup(first.channel, ids, begins_at, first.is_first)
 
 
 class _Connections(ConnectionPool):
@@ -122,7 +120,7 @@ class Queue:
             raise QueueUnavailable("the broker did not answer a moment ago")
         now = self._clock.now()
         # Late messages are all due now, so that they share tasks.
-        late = [each if each.due_at > now else each._replace(due_at=now) for each in tickets]
+        late = [ticket._replace(due_at=max(now, ticket.due_at)) for ticket in tickets]
         groups = group(late, coalesce=self._settings.coalesce, size=self._settings.group_size)
         try:
             self._publish(list(groups))
@@ -133,39 +131,37 @@ class Queue:
             self._declared.clear()
             self._paused_until = self._clock.monotonic() + _PAUSE_SECONDS
             raise translated(error, "the broker did not take the tasks") from error
-        for each in tickets:
-            self._journal.tell_of(
-                Transition.ENQUEUED, each.message_id, each.channel, due_at=each.due_at
-            )
+        for message_id, channel, due_at, *_ in tickets:
+            self._journal.tell_of(Transition.ENQUEUED, message_id, channel, due_at=due_at)
 
     def _publish(self, groups: Sequence[TaskGroup]) -> None:
         now = self._clock.now()
         with self._producers.acquire(block=True, timeout=1) as producer:
-            for name in {self._settings.queue_of(each.channel) for each in groups} - self._declared:
+            for name in {self._settings.queue_of(task.channel) for task in groups} - self._declared:
                 producer.maybe_declare(self._app.amqp.queues[name])
                 self._declared.add(name)
             # kombu before 5.7 has no batches: each task is a round trip.
             batch: Any = getattr(producer, "batch", nullcontext)
             with batch(_BATCH):
-                for each in groups:
-                    self._send(producer, each, is_early=each.begins_at > now)
+                for task in groups:
+                    self._send(producer, task, is_early=task.begins_at > now)
 
-    def _send(self, producer: Any, each: TaskGroup, *, is_early: bool) -> None:
+    def _send(self, producer: Any, task: TaskGroup, *, is_early: bool) -> None:
         """Publish one task. The worker waits for its ETA.
 
         On quorum queues ``send_task`` would let the broker wait, in whole seconds.
         """
         amqp: Any = self._app.amqp  # celery-types lacks its methods
-        ids = [str(message_id) for message_id in each.message_ids]
-        task = amqp.create_task_message(
+        ids = [str(message_id) for message_id in task.message_ids]
+        content = amqp.create_task_message(
             str(uuid4()),
             DELIVER,
-            (ids, each.channel, each.is_first),
+            (ids, task.channel, task.is_first),
             {},
-            eta=each.begins_at if is_early else None,
+            eta=task.begins_at if is_early else None,
             ignore_result=True,
             argsrepr="",
             kwargsrepr="",
         )
-        queue = amqp.queues[self._settings.queue_of(each.channel)]
-        amqp.send_task_message(producer, DELIVER, task, queue=queue, declare=[], retry=False)
+        queue = amqp.queues[self._settings.queue_of(task.channel)]
+        amqp.send_task_message(producer, DELIVER, content, queue=queue, declare=[], retry=False)

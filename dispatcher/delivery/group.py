@@ -175,22 +175,21 @@ class Group:
         """Put back what is in its quiet hours, or on a channel that another worker may know."""
         fit: list[Claim] = []
         quiet: list[tuple[Claim, timedelta]] = []
-        unknown: dict[str, list[Claim]] = defaultdict(list)
+        unknown: list[tuple[Claim, timedelta]] = []
         for claim in self._waiting:
-            channel = claim.message.channel
-            if channel not in self._pools:
-                unknown[channel].append(claim)
+            if claim.message.channel not in self._pools:
+                unknown.append((claim, self._shared.settings.claim_ttl))
             elif wait := _quiet_wait(claim, self._shared.settings):
                 quiet.append((claim, wait))
             else:
                 fit.append(claim)
         self._waiting = fit
-        for name, claims in unknown.items():
+        if unknown:
             log.error(
-                "channel %s is not in this worker's settings: %d messages put back for another one",
-                [name], len(claims),
+                "channels %s are not in this worker's settings: %d messages put back for another "
+                "one", sorted({claim.message.channel for claim, _ in unknown}), len(unknown),
             )  # fmt: skip
-            self.put_back([(claim, self._shared.settings.claim_ttl) for claim in claims])
+            self.put_back(unknown)
         if quiet:
             self.snooze(quiet)
 
