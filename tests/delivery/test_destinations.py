@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -29,7 +29,7 @@ MINUTE = timedelta(minutes=1)
 class World:
     """Hosts by name: at those that are ``silent`` a send lasts until the gate lets one go."""
 
-    def __init__(self, *, spare: int = 1) -> None:
+    def __init__(self) -> None:
         self.clock = MovableClock()
         self.destinations = Destinations(
             lambda message: message.recipient or None,
@@ -38,7 +38,9 @@ class World:
             longest=MINUTE,
             clock=self.clock,
         )
-        self.pool = self.pool_of(self._send, spare)
+        self.pool = SenderPool(
+            "test", self._send, self.clock, most=SHARE + 1, destinations=self.destinations
+        )
         self.silent: set[str] = set()
         self.gate = threading.Semaphore(0)
         self.begun: list[str] = []
@@ -46,10 +48,6 @@ class World:
         self.most: Counter[str] = Counter()
         self.ended = 0
         self._lock = threading.Lock()
-
-    def pool_of(self, send: Callable[[Group, Claim], bool], spare: int = 1) -> SenderPool:
-        most, there = SHARE + spare, self.destinations
-        return SenderPool("test", send, self.clock, most=most, destinations=there)
 
     def group(self, *names: str) -> Group:
         """Let a group of messages to these hosts be sent; all are due."""
@@ -82,21 +80,6 @@ def world() -> Iterator[World]:
     yield made
     made.gate.release(1_000)
     made.pool.close()
-
-
-def test_a_destination_that_is_alone_has_its_whole_share_at_once(world: World) -> None:
-    barrier = threading.Barrier(SHARE)
-    met: list[int] = []
-
-    def meet(*_: object) -> bool:
-        met.append(barrier.wait(60))
-        return True
-
-    pool = world.pool_of(meet)
-    claims = [Claim(a_message(recipient="one"), token=1) for _ in range(3 * SHARE)]
-    pool.add(a_group(), [(0.0, each) for each in claims])
-    wait_until(lambda: len(met) == 3 * SHARE, 60)
-    pool.close()
 
 
 def silenced(world: World) -> None:
