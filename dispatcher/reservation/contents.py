@@ -68,20 +68,20 @@ class Contents:
 
     def members(self, window: bytes, from_ms: int, until_ms: int) -> list[Member]:
         """Return the members of a window from ``from_ms`` until before ``until_ms``, in order."""
-        found: list[Member] = []
+        members: list[Member] = []
         with translated(ReservationsUnavailable):
             while True:
                 pipeline = self._client.pipeline(transaction=False)
                 pipeline.exists(epoch_of(tag_of(window)))
                 pipeline.zrangebyscore(
-                    window, from_ms, f"({until_ms}", start=len(found), num=_PAGE, withscores=True
+                    window, from_ms, f"({until_ms}", start=len(members), num=_PAGE, withscores=True
                 )
                 complete, page = pipeline.execute()
                 if not complete:
                     raise closed()
-                found += ((member, int(score)) for member, score in page)
+                members += ((member, int(score)) for member, score in page)
                 if len(page) < _PAGE:
-                    return found
+                    return members
 
     def counts(self, window: bytes, stretches: Sequence[tuple[int, int]]) -> list[int]:
         """Return how many members a window has in each stretch of time, without its end."""
@@ -90,10 +90,10 @@ class Contents:
             pipeline.exists(epoch_of(tag_of(window)))
             for from_ms, until_ms in stretches:
                 pipeline.zcount(window, from_ms, f"({until_ms}")
-            complete, *found = pipeline.execute()
+            complete, *counts = pipeline.execute()
         if not complete:
             raise closed()
-        return found
+        return counts
 
     def look(self, members: Sequence[tuple[bytes, bytes]]) -> list[MemberState]:
         """Return what Redis says of these members, each given as window and member."""
@@ -119,8 +119,8 @@ class Contents:
     def everything(self) -> Iterator[list[Held]]:
         """Yield all members in pages; what comes or goes meanwhile may be missed, or come twice."""
         with translated(ReservationsUnavailable):
-            found = self._client.scan_iter(match=all_of(self.fence.namespace), count=_NAMES_AT_ONCE)
-            windows = filter(scope_of, found)
+            keys = self._client.scan_iter(match=all_of(self.fence.namespace), count=_NAMES_AT_ONCE)
+            windows = filter(scope_of, keys)
             while names := [*islice(windows, _NAMES_AT_ONCE)]:
                 yield from self._of(names)
 

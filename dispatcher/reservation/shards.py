@@ -190,7 +190,7 @@ class Shards:
             return Blocked(until_ms, None, None, ())
         scope = leg.scopes[index - 1]
         # What is shorter is no id. It counts.
-        conflicting = tuple(UUID(bytes=each) for each in members if len(each) == _ID_BYTES)
+        conflicting = tuple(UUID(bytes=id_) for id_ in members if len(id_) == _ID_BYTES)
         return Blocked(until_ms, scope, self._rules.quota(scope, number), conflicting)
 
     def _reserve_call(
@@ -272,7 +272,7 @@ def _encoded(different: tuple[_ScriptTerms, ...]) -> bytes:
     blackouts: dict[Blackouts, int] = {}
     terms = []
     for has_extra, (rule_sets, blackout) in different:
-        indexes = tuple(sets.setdefault(each, len(sets) + 1) for each in rule_sets)
+        indexes = tuple(sets.setdefault(rule_set, len(sets) + 1) for rule_set in rule_sets)
         covered = blackouts.setdefault(blackout, len(blackouts) + 1)
         terms.append((int(has_extra), covered, indexes))
     return packed((tuple(sets), tuple(blackouts), tuple(terms)))

@@ -68,9 +68,11 @@ class Rules:
         self._rolling: dict[str, tuple[Quota, ...]] = {}
         self._calendars: dict[str, tuple[CalendarQuota, ...]] = {}
         self._fixed: dict[str, RuleSet] = {}
-        for kind, given in quotas.items():
-            self._rolling[kind] = tuple(each for each in given if isinstance(each, Quota))
-            self._calendars[kind] = tuple(each for each in given if isinstance(each, CalendarQuota))
+        for kind, of_kind in quotas.items():
+            self._rolling[kind] = tuple(quota for quota in of_kind if isinstance(quota, Quota))
+            self._calendars[kind] = tuple(
+                quota for quota in of_kind if isinstance(quota, CalendarQuota)
+            )
             if not self._calendars[kind]:
                 self._fixed[kind] = self._rule_set(kind, ())
         self.unchanging = cache(self._unchanging)
@@ -115,18 +117,20 @@ class Rules:
 
     def _rule_set(self, kind: str, bounds: Sequence[tuple[int, ...]]) -> RuleSet:
         rolling, calendars = self._rolling[kind], self._calendars[kind]
-        counts = [each.count for each in rolling] + [each.count for each in calendars]
+        quotas: tuple[AnyQuota, ...] = (*rolling, *calendars)
         return RuleSet(
-            longest_ms((*rolling, *calendars)),
-            min(counts),
-            tuple((each.count, each.length_ms) for each in rolling),
-            tuple((each.count, edges) for each, edges in zip(calendars, bounds, strict=True)),
+            longest_ms(quotas),
+            min(quota.count for quota in quotas),
+            tuple((quota.count, quota.length_ms) for quota in rolling),
+            tuple((quota.count, edges) for quota, edges in zip(calendars, bounds, strict=True)),
         )
 
 
 def longest_ms(quotas: Iterable[AnyQuota]) -> int:
     """Return how far apart in ms two times can be and still be counted together."""
-    return max(each.length_ms if isinstance(each, Quota) else each.longest_ms for each in quotas)
+    return max(
+        quota.length_ms if isinstance(quota, Quota) else quota.longest_ms for quota in quotas
+    )
 
 
 @lru_cache(maxsize=1 << 12)

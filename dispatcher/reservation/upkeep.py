@@ -164,7 +164,7 @@ class Upkeep:
             except ReservationsUnavailable as error:
                 if len(parts) > 1 and is_hash_slot_moving(error):
                     # One part fails the call for all on its server: each is asked for alone.
-                    left += [[each] for each in parts]
+                    left += [[part] for part in parts]
                 else:
                     failure = failure or error
         if markers:
@@ -175,10 +175,10 @@ class Upkeep:
 
     def close(self, shards: Collection[int]) -> Rebuild | None:
         """Close shards, and return the rebuild of those that are not being rebuilt."""
-        wanted = [keys for keys in self._fence.keys if keys.shard in shards]
+        parts = [keys for keys in self._fence.keys if keys.shard in shards]
         with translated(ReservationsUnavailable):
             self._checked(self._fence.parts)
-            holders = self._fence.holders(self._client, wanted)
+            holders = self._fence.holders(self._client, parts)
             markers = self._begun("close", uuid4().hex, holders)
         return Rebuild(markers) if markers else None
 
@@ -318,21 +318,20 @@ class Upkeep:
                     keys.pending, "-inf", before, start=skip.get(keys, 0), num=limit
                 )
             replies = pipeline.execute()
-        found = [
-            (entry, entry.find(b"{", 16), keys)
-            for keys, entries in zip(self._fence.keys, replies, strict=True)
-            for entry in entries
-        ][:limit]
-        for _, start, keys in found:
-            if start < 0:
-                raise taken(keys.pending.encode())
-        return [
-            Unconfirmed(UUID(bytes=entry[:16]), entry[:start], entry[start:], keys, before)
-            for entry, start, keys in found
-        ]
+        unconfirmed: list[Unconfirmed] = []
+        for keys, entries in zip(self._fence.keys, replies, strict=True):
+            for entry in entries[: limit - len(unconfirmed)]:
+                start = entry.find(b"{", _ID_BYTES)
+                if start < 0:
+                    raise taken(keys.pending.encode())
+                message_id = UUID(bytes=entry[:_ID_BYTES])
+                unconfirmed.append(
+                    Unconfirmed(message_id, entry[:start], entry[start:], keys, before)
+                )
+        return unconfirmed
 
     def confirm(
-        self, found: Sequence[Unconfirmed], stored: Mapping[UUID, tuple[datetime, str]]
+        self, entries: Sequence[Unconfirmed], stored: Mapping[UUID, tuple[datetime, str]]
     ) -> int:
         """Let the windows agree with the store; return how many reservations had to be corrected.
 
@@ -340,15 +339,16 @@ class Upkeep:
         reservations of all others are released, and so is what has another tail.
         """
         calls: list[Call] = []
-        for each in found:
+        for entry in entries:
             kept: list[bytes | int | str] = ["", 0]
-            if each.message_id in stored:
-                send_at, tail = stored[each.message_id]
-                kept = [member_of(each.message_id, tail), to_ms(send_at)]
-            calls.append(([each.window, each.keys.pending], [each.member, each.before_ms, *kept]))
+            if entry.message_id in stored:
+                send_at, tail = stored[entry.message_id]
+                kept = [member_of(entry.message_id, tail), to_ms(send_at)]
+            words = [entry.member, entry.before_ms, *kept]
+            calls.append(([entry.window, entry.keys.pending], words))
         with translated(ReservationsUnavailable):
             corrected: int = sum(replies_of(self._client, self._confirm, calls))
-            self._tidied({(each.window, each.keys) for each in found})
+            self._tidied({(entry.window, entry.keys) for entry in entries})
         return corrected
 
     def release(self, rows: Sequence[Reserved]) -> None:
@@ -406,22 +406,22 @@ class Upkeep:
         In the windows among the next so many keys of each server: it goes on where it ended.
         """
         with translated(ReservationsUnavailable):
-            found = []
+            keys_of_names = []
             for server, client in masters_of(self._client).items():
                 self._tidy_cursors[server], names = client.scan(
                     self._tidy_cursors.get(server, 0),
                     match=all_of(self._fence.namespace),
                     count=keys_at_once,
                 )
-                found += [(name, self._fence.shard_of(name)) for name in cast("list[bytes]", names)]
-            windows = [(name, keys) for name, keys in found if keys is not None]
-            deleted = self._tidied(windows)
-            for name, keys in found:
+                keys_of_names += [
+                    (name, self._fence.shard_of(name)) for name in cast("list[bytes]", names)
+                ]
+            for name, keys in keys_of_names:
                 # What a killed plan left behind gets a life that ends.
                 is_of_plan = keys is None and b"}:plan:" in name
                 if is_of_plan and self._client.pttl(name) == _FOR_EVER:
                     self._client.pexpire(name, LIFE_MS)
-        return deleted
+            return self._tidied((name, keys) for name, keys in keys_of_names if keys is not None)
 
     def _tidied(self, windows: Iterable[tuple[bytes, ShardKeys]]) -> int:
         calls: list[Call] = [

@@ -123,7 +123,9 @@ class Windows:
         some may be booked, and the caller withdraws all.
         """
         grace_ms = grace // MILLISECOND
-        bookings = [_Booking(each, self.legs(each.terms), grace_ms, is_stored) for each in requests]
+        bookings = [
+            _Booking(request, self.legs(request.terms), grace_ms, is_stored) for request in requests
+        ]
         try:
             return self._in_order(bookings)
         except BaseException:
@@ -142,16 +144,16 @@ class Windows:
         Where a duplicate submit relies on the same booking it stays; the last one to give up
         releases it.
         """
-        legs = [self.legs(each.terms) for each in requests]
+        legs = [self.legs(request.terms) for request in requests]
         freed = self.shards.release_many(
-            (its[0], request.member, request.submit)
-            for request, its in zip(requests, legs, strict=True)
+            (first, request.member, request.submit)
+            for request, (first, *_) in zip(requests, legs, strict=True)
         )
         further = [
             (leg, request.member, None)
-            for request, its, is_free in zip(requests, legs, freed, strict=True)
+            for request, (_, *others), is_free in zip(requests, legs, freed, strict=True)
             if is_free
-            for leg in its[1:]
+            for leg in others
         ]
         if further:
             self.shards.release_many(further)
