@@ -9,7 +9,8 @@ import pytest
 
 from dispatcher.errors import ReservationsUnavailable
 from dispatcher.message import new_id
-from dispatcher.reservation import Submit, Terms
+from dispatcher.reservation import BookingRequest, Slot, Submit, Terms
+from dispatcher.times.send_time import to_ms
 from tests.support.proxy import Proxy
 from tests.support.reserving import Reserving, cancel, pending, reserve, reserving, value_of
 from tests.support.servers import RedisServer
@@ -48,6 +49,16 @@ def test_a_lost_reply_of_a_booking_leaves_exactly_one_member(
     assert booking.message_id == message_id
     assert through.members("ann") == {message_id: int(NOON.timestamp() * 1_000)}
     assert pending(through.client, through.keys("ann")) == {message_id}
+
+
+def test_a_lost_reply_of_many_is_asked_for_again(through: Reserving, proxy: Proxy) -> None:
+    at = to_ms(NOON)
+    requests = [BookingRequest(new_id(), Terms.own(f"to {n}"), at, at) for n in range(40)]
+    reserve(through.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)  # knows the script
+    proxy.drop_reply(requests[17].message_id.bytes)
+    slots = through.windows.book(requests)
+    assert [slot.at_ms for slot in slots if isinstance(slot, Slot)] == [at] * len(requests)
+    assert proxy.dropped == 1
 
 
 def test_a_lost_reply_of_a_shift_does_not_shift_twice(through: Reserving, proxy: Proxy) -> None:

@@ -49,6 +49,7 @@ KINDS: Mapping[str, Sequence[AnyQuota]] = {
     "channel.sms": [Quota.parse("3/second")],
     "tenant": [Quota.parse("4/hour")],
 }
+FURTHER = {kind: quotas for kind, quotas in KINDS.items() if kind != OWN_SCOPE}
 SMS = shard_of("@channel.sms", SHARDS)
 OWN, EARLY, LATE = [shard for shard in range(SHARDS) if shard != SMS]
 """Shards beside that of the channel: of recipients, and of tenants before and after it."""
@@ -67,11 +68,7 @@ def terms(scope: str = ANN, *, channel: str = "sms", tenant: str | None = None) 
 @pytest.fixture
 def real(opened: Opened) -> Reserving:
     """Give windows of all kinds, whose scripts the server knows."""
-    return warm(opened(*KINDS[OWN_SCOPE], further=without_plain()), terms("warm", tenant="warm"))
-
-
-def without_plain(**changed: Sequence[AnyQuota]) -> dict[str, Sequence[AnyQuota]]:
-    return {kind: quotas for kind, quotas in {**KINDS, **changed}.items() if kind != OWN_SCOPE}
+    return warm(opened(*KINDS[OWN_SCOPE], further=FURTHER), terms("warm", tenant="warm"))
 
 
 def warm(real: Reserving, of: Terms) -> Reserving:
@@ -169,7 +166,7 @@ def test_a_booking_that_a_later_shard_does_not_answer_is_given_back(
     before = real.dump()
     with Proxy(redis_server.socket) as proxy:
         url = f"redis://127.0.0.1:{proxy.port}"
-        with reserving(url, KINDS[OWN_SCOPE], further=without_plain(), retries=1) as through:
+        with reserving(url, KINDS[OWN_SCOPE], further=FURTHER, retries=1) as through:
             message_id = new_id()
             proxy.drop_reply(message_id.bytes, nth=nth, times=2)
             with pytest.raises(ReservationsUnavailable):

@@ -1,8 +1,10 @@
-"""Every script opens with its contract and touches only the keys it is given."""
+"""The contract of a script names each key that it is given, and it touches no others."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,3 +147,42 @@ def test_another_error_of_a_call_is_raised(client: redis.Redis) -> None:
     client.set("count 2", "no number")
     with pytest.raises(redis.ResponseError, match="not an integer"):
         replies_of(client, COUNTING, CALLS)
+
+
+# What scripts are told, in the form in which it is sent.
+
+
+SIGNALLED = """
+import signal
+import hiredis
+from dispatcher.message import new_id
+from dispatcher.quota import Quota
+from dispatcher.redis.keys import ShardKeys
+from dispatcher.redis.scripts import _command
+from dispatcher.reservation.shards import Shards
+from dispatcher.reservation.booking import BookingRequest, Leg
+from dispatcher.reservation.terms import Rules, Terms
+from dispatcher.scope import OWN_SCOPE
+
+def stop(*_):
+    raise TimeoutError
+
+terms = Terms.own("ada")
+leg = Leg(ShardKeys("test", 0), terms, terms.scopes)
+asked = [(leg, BookingRequest(new_id(), terms, 10**12, 10**12 + 1))] * 5_000
+rules = Rules({OWN_SCOPE: [Quota(1, 60_000)]})
+names, words = Shards(None, rules, under_way_ms=60_000)._reserve_call(asked)
+signal.signal(signal.SIGALRM, stop)
+for _ in range(50):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.001)
+        while True:
+            hiredis.pack_command(tuple(_command("EVALSHA", "sha", names, words)))
+    except TimeoutError:
+        pass
+"""
+
+
+def test_a_signal_that_raises_while_words_are_packed_does_not_end_the_process() -> None:
+    child = subprocess.run([sys.executable, "-c", SIGNALLED], check=False, timeout=60)
+    assert child.returncode == 0
