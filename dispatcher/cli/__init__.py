@@ -25,7 +25,6 @@ _NO_MORE_OUTPUT = frozenset({EDQUOT, EFBIG, EIO, ENOSPC})
 
 
 def every_command() -> Any:
-    """Return the group of all commands, imported."""
     group: Any = get_group(app)
     group.load()
     return group

@@ -103,7 +103,6 @@ class AllCommands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def load(self, *names: str) -> None:
-        """Import these commands; all if none is named."""
         for name in names or COMMANDS:
             import_module(f"dispatcher.cli.{COMMANDS[name][1]}")
         group: Any = get_group(commands)

@@ -170,12 +170,11 @@ def drop(
 
 @dataclass
 class _Change:
-    """One change to many messages: to those with some ids, or to all that match, in batches.
+    """One change to the messages with some ids, or to all that match, in batches.
 
-    ``verb`` names the change, ``status`` is the one that a message must have for it. ``one``
-    changes one message; ``many`` changes a batch, where that is faster. With ``still_matches`` a
-    changed message has that status again, so the same filters match it again. ``also`` is a
-    further effect of the change, shown in the question that confirms it.
+    A message must have ``status``. ``many`` changes a batch, where that is faster. With
+    ``still_matches`` the filters match a changed message again. ``also`` is a further effect,
+    shown in the question that confirms the change.
     """
 
     dispatcher: Dispatcher
@@ -192,7 +191,6 @@ class _Change:
     refusals: list[tuple[UUID, DispatcherError]] = field(default_factory=list, init=False)
 
     def do(self, meant: _ChangeFilters) -> None:
-        """Refuse neither ids nor filters, both together, and another status: InvalidValue."""
         wanted = meant.wanted
         selection = Selection.of(wanted)
         is_filtered = meant.every or not selection.is_everything

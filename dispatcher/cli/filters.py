@@ -65,13 +65,11 @@ class FilterOptions:
 
     @property
     def wanted(self) -> Wanted:
-        """The filters as a call takes them. Raises InvalidDraft."""
         given = parameters_of(self)
         return cast("Wanted", {name: given[name] for name in Wanted.__annotations__})
 
 
 def parameters_of(options: object) -> dict[str, Any]:
-    """Return options as parameters of a call, with scopes and lengths read. Raises InvalidValue."""
     given = dict(vars(options))
     if "scopes" in given:
         given["scopes"] = scopes_of(given["scopes"])

@@ -148,7 +148,6 @@ class ImportJob:
         self._is_plan = False
 
     def run(self, *, plan: bool, atomic: bool) -> int:
-        """Return 0, or the exit code of what stopped it."""
         self._is_plan = plan
         try:
             with terminated_like_interrupted(), self._bar:

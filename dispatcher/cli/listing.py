@@ -174,7 +174,6 @@ def _line(value: Any) -> str:
 
 @contextmanager
 def _opened(path: Path | None) -> Iterator[TextIO]:
-    """Yield the stream to write to. Raises InvalidValue if the file exists or cannot be created."""
     if path is None:
         yield sys.stdout
         sys.stdout.flush()

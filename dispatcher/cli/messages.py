@@ -74,7 +74,6 @@ class _Content:
     data: Annotated[str | None, typer.Option(help="For the template, a JSON object.")] = None
 
     def read(self) -> dict[str, Any]:
-        """Return the body, the template and its data as parameters. Raises InvalidDraft."""
         body = None
         if self.template is None or self.text or self.body:
             if (self.text is None) == (self.body is None):
@@ -212,7 +211,6 @@ def _tell(message: Message, *, as_json: bool) -> None:
 
 
 def left_out_without_channel(settings: Settings) -> str | None:
-    """Say that the rules of channels are left out where none is named; None if they have none."""
     channels = settings.channels.values()
     if not any(each.quiet or each.quotas or each.recipient_quotas for each in channels):
         return None
@@ -220,7 +218,6 @@ def left_out_without_channel(settings: Settings) -> str | None:
 
 
 _Event = tuple[datetime | None, str | Text, str]
-"""When something happened, what, and a detail."""
 
 
 def _show(story: Story) -> None:

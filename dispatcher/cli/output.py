@@ -140,7 +140,6 @@ def outcome_text(message: Message, *, with_time: bool = False) -> Text:
 
 
 def local_text(instant: datetime, zone: str | None) -> str:
-    """Return an instant to the millisecond, in a zone or in UTC."""
     known = known_zone(zone)
     if known is None:
         return as_text(instant)

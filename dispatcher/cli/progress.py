@@ -36,7 +36,6 @@ def bar() -> Progress:
 
 
 def say_stopped(error: DispatcherError | KeyboardInterrupt, how_to_go_on: str) -> int:
-    """Say what stopped a command, and how to go on; return the exit code."""
     if isinstance(error, KeyboardInterrupt):
         say_error(f"interrupted. {how_to_go_on}")
         return INTERRUPTED

@@ -68,7 +68,6 @@ def serve(
 
 @contextmanager
 def logging_to(path: Path, log_format: LogFormat) -> Iterator[None]:
-    """Write the log of the page and the API into a file: the terminal belongs to the command."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch(mode=0o600)
     handler = logging.FileHandler(path, encoding="utf-8")

@@ -236,7 +236,6 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_formatter(log_format: LogFormat) -> logging.Formatter:
-    """Return the formatter of a process that is no worker; its lines are those of a worker."""
     if log_format == "json":
         return JsonFormatter()
     return logging.Formatter("[%(asctime)s: %(levelname)s] %(message)s")

@@ -73,7 +73,6 @@ class Doctor:
         return self._once("redis", self.redis.servers)
 
     def seen(self) -> dict[Kind, tuple[Sign, ...]]:
-        """Return the signs of life."""
         self.redis_nodes()
         return self.signs.read()
 
