@@ -22,7 +22,6 @@ from dispatcher.message import Message, visible_text
 from dispatcher.submission.rows import Format
 
 _SHOW_EVERY = 500
-_BODY = "body"
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 """First characters of a formula in a spreadsheet, and those that it skips before one."""
 
@@ -126,7 +125,7 @@ def export(
         try:
             with _opened(to_file) as stream, terminated_like_interrupted(), bar() as shown:
                 task = shown.add_task("export", total=total, visible=to_file is not None)
-                write = _writer(stream, form, bodies, formulas)
+                write = _writer(stream, form, bodies=bodies, formulas=formulas)
                 number = 0
                 for number, message in enumerate(every, start=1):
                     write(message)
@@ -138,38 +137,34 @@ def export(
 
 
 def _writer(
-    stream: TextIO, form: Format, bodies: bool, formulas: bool
-) -> Callable[[Message], object]:
-    def data(message: Message) -> dict[str, Any]:
-        data = output.message_data(message)
-        if not bodies:
-            del data[_BODY]
-        return data
-
-    if form is Format.JSONL:
-        return lambda message: stream.write(output.visible_lines(_line(data(message))) + "\n")
-    names = [name for name in Message.__dataclass_fields__ if bodies or name != _BODY]
+    stream: TextIO, form: Format, *, bodies: bool, formulas: bool
+) -> Callable[[Message], None]:
+    names = [name for name in Message.__dataclass_fields__ if bodies or name != "body"]
     # Python before 3.13 quotes a line break only if it is one of the terminator.
     table = csv.DictWriter(stream, names, lineterminator="\r\n")
-    table.writeheader()
     is_shown = stream.isatty()
+    if form is Format.CSV:
+        table.writeheader()
 
     def cell(value: Any) -> Any:
         if isinstance(value, dict):
-            value = _line(value)
+            value = json.dumps(value, ensure_ascii=False)
         if not isinstance(value, str):
             return value
         if not formulas and value.startswith(_FORMULA):
             value = f"'{value}"
         return visible_text(value) if is_shown else value
 
-    return lambda message: table.writerow(
-        {name: cell(value) for name, value in data(message).items()}
-    )
+    def write(message: Message) -> None:
+        data = {
+            name: value for name, value in output.message_data(message).items() if name in names
+        }
+        if form is Format.CSV:
+            table.writerow({name: cell(value) for name, value in data.items()})
+        else:
+            stream.write(f"{output.visible_lines(json.dumps(data, ensure_ascii=False))}\n")
 
-
-def _line(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return write
 
 
 @contextmanager

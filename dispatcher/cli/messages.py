@@ -16,7 +16,7 @@ from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, command, say_warning
 from dispatcher.cli.filters import complete_channel, parameters_of
 from dispatcher.client import Dispatcher, app_of
-from dispatcher.errors import InvalidDraft, StoreUnavailable
+from dispatcher.errors import InvalidDraft
 from dispatcher.message import (
     Attempt,
     Message,
@@ -190,10 +190,7 @@ def next_slot(*, wish: _SlotOptions, as_json: AsJson = False) -> None:
         left_out = None if channel else left_out_without_channel(dispatcher.settings)
         suppressed = None
         if wish.recipient is not None:
-            try:
-                suppressed = app_of(dispatcher).suppression_list.has(wish.recipient, channel)
-            except StoreUnavailable as error:
-                say_warning(f"whether the recipient has opted out is not known: {error}")
+            suppressed = app_of(dispatcher).suppression_list.has(wish.recipient, channel)
     data = {"next_slot": slot} | ({} if suppressed is None else {"suppressed": suppressed})
     output.tell(data, output.local_text(slot, wish.zone), as_json=as_json)
     if as_json:
