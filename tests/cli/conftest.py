@@ -20,20 +20,16 @@ from tests.support.servers import RedisServer
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command did."""
-
     code: int
     out: str
     err: str
 
     @property
     def data(self) -> Any:
-        """What it printed as JSON."""
         return json.loads(self.out)
 
     @property
     def lines(self) -> list[Any]:
-        """What it printed as JSON, a line each."""
         return [json.loads(line) for line in self.out.splitlines()]
 
 
@@ -56,14 +52,10 @@ def house(
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Give what runs ``dispatcher …`` in this process."""
-
     def call(*arguments: str, columns: int = 200) -> Ran:
         monkeypatch.setattr(sys, "argv", ["dispatcher", *arguments])
         monkeypatch.setenv("COLUMNS", str(columns))
-        monkeypatch.setattr(
-            output.out, "_width", columns
-        )  # where COLUMNS was set before the import
+        monkeypatch.setattr(output.out, "_width", columns)  # COLUMNS may be read at import
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             cli.main()

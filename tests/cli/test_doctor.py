@@ -51,19 +51,6 @@ def test_warnings_end_with_1_only_when_strict(house: House, run: Run) -> None:
     assert run("doctor", "--json").data["level"] == "warning"
 
 
-def test_checks_that_are_skipped_for_one_reason_share_a_line(
-    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DISPATCHER_REDIS_URL", "redis://127.0.0.1:1/0")
-    ran = run("doctor")
-    assert ran.code == 1
-    assert ran.out.count("not examined: Redis at 127.0.0.1:1 cannot be reached") == 1
-    skipped = [each for each in run("doctor", "--json").data["findings"]
-               if each["level"] == "skipped"]  # fmt: skip
-    assert all(each["check"] in ran.out for each in skipped)
-    assert {"redis.version", "clock.redis"} <= {each["check"] for each in skipped}
-
-
 def test_neither_bodies_nor_passwords_are_shown(
     house: House, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,13 +58,11 @@ FSYNC_OFF = {"postgresql": {"store.durability": WARNING}, "mysql": {}, "sqlite":
 
 @pytest.fixture
 def house(build: Build) -> House:
-    """Give a house with the machine's clock."""
     return build(clock=SystemClock())
 
 
 @pytest.fixture
 def lone(own_redis: RedisServer, sqlite_url: str) -> Iterator[House]:
-    """Give a house on a Redis that the test may set as it likes."""
     with house_on(own_redis, sqlite_url, clock=SystemClock()) as built:
         yield built
 

@@ -38,7 +38,6 @@ CLERK = "dispatcher_clerk"
 
 @pytest.fixture
 def house(build: Build) -> House:
-    """Give a house with the machine's clock."""
     return build(clock=SystemClock())
 
 

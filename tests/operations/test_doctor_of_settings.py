@@ -88,15 +88,6 @@ def test_a_mail_server_that_says_no_or_nothing(
         assert server.got == []
 
 
-def test_a_probe_says_good_bye_and_carries_nothing() -> None:
-    with ScriptedServer() as server:
-        found = looked_at(email=email(f"smtp://127.0.0.1:{server.port}"))
-        assert found["settings.servers"].level is OK
-        words = [each.split()[0].upper() for each in server.heard]
-    assert words[:2] == ["EHLO", "NOOP"]
-    assert set(words[2:]) <= {"QUIT"}
-
-
 class Pigeon:
     """A transport with a probe."""
 

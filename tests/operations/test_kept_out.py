@@ -52,7 +52,6 @@ def guarded() -> Iterator[tuple[PostgresServer, Proxy]]:
 
 @pytest.fixture(scope="module")
 def clerk(mariadb: MariaDBServer) -> Iterator[str]:
-    """Give a user of MariaDB without any right."""
     name = f"clerk_{uuid4().hex[:8]}"
     mariadb.execute(f"CREATE USER '{name}'@'%' IDENTIFIED BY '{PASSWORD}'")
     yield name

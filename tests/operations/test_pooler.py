@@ -33,7 +33,6 @@ def pooler(postgres: PostgresServer) -> Iterator[Pooler]:
 
 @pytest.fixture
 def pooled(pooler: Pooler, postgres_name: str, own_redis: RedisServer) -> Iterator[House]:
-    """Give a house that reaches its database through the pooler."""
     with house_on(own_redis, pooler.url(postgres_name), clock=hour_ago()) as built:
         yield built
 
