@@ -177,13 +177,12 @@ class CallerCache:
         self._entries: dict[str, tuple[float, Caller]] = {}
 
     def of(self, digest: str, find: Callable[[str], Caller]) -> Caller:
-        now = time.monotonic()
-        caller = self.get(digest)
+        ends_at, caller = time.monotonic() + _TTL_SECONDS, self.get(digest)
         if caller is None:
             caller = find(digest)
             if len(self._entries) >= _MOST_CACHED:
                 self._entries.clear()
-            self._entries[digest] = (now + _TTL_SECONDS, caller)
+            self._entries[digest] = (ends_at, caller)
         return caller
 
     def get(self, digest: str) -> Caller | None:

@@ -96,55 +96,32 @@ class StreamedResponse(StreamingResponse):
     """The answer to a long call, which has a place while it lasts. Raises Refused without one.
 
     An answer that is never sent, because its call was cancelled before, gives its place back, too.
+    Live numbers of a page end in time also if the browser does not read. The answer to a batch does
+    not wait for the caller's disconnection, which is read where the lines are.
     """
 
-    kind: Kind
-
-    def __init__(self, content: AsyncIterator[str], streams: Streams, name: str) -> None:
-        streams.take(self.kind, name)
-        self._free = finalize(self, streams.free, self.kind, name)
-        super().__init__(content)
+    def __init__(
+        self, kind: Kind, content: AsyncIterator[str], streams: Streams, name: str
+    ) -> None:
+        streams.take(kind, name)
+        self._kind = kind
+        self._free = finalize(self, streams.free, kind, name)
+        is_batch = kind == "batches"
+        media_type = "application/x-ndjson" if is_batch else "text/event-stream"
+        super().__init__(content, media_type=media_type)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await self.stream(scope, receive, send)
+            with move_on_after(_PAGE_SECONDS if self._kind == "pages" else None) as bound:
+                if self._kind == "batches":
+                    await self.stream_response(send)
+                else:
+                    await super().__call__(scope, receive, send)
+            if bound.cancelled_caught:
+                with move_on_after(_END_SECONDS):
+                    await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._free()
-
-    async def stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await super().__call__(scope, receive, send)
-
-
-class EventResponse(StreamedResponse):
-    kind = "listeners"
-    media_type = "text/event-stream"
-
-
-class NumbersResponse(StreamedResponse):
-    """The live numbers of a page. They end in time also if the browser does not read."""
-
-    kind = "pages"
-    media_type = "text/event-stream"
-
-    async def stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with move_on_after(_PAGE_SECONDS) as bound:
-            await super().stream(scope, receive, send)
-        if bound.cancelled_caught:
-            with move_on_after(_END_SECONDS):
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-class VerdictResponse(StreamedResponse):
-    """The answer to a batch, which is written while the call is still read.
-
-    So it does not wait for the caller's disconnection, which is read where the lines are.
-    """
-
-    kind = "batches"
-    media_type = "application/x-ndjson"
-
-    async def stream(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        await self.stream_response(send)
 
 
 class Threads:

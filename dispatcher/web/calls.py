@@ -36,7 +36,7 @@ from dispatcher.times import send_time
 from dispatcher.times.clock import SystemClock
 from dispatcher.web import models
 from dispatcher.web.access import Caller, Right
-from dispatcher.web.bounds import EventResponse, VerdictResponse
+from dispatcher.web.bounds import StreamedResponse
 from dispatcher.web.context import KEY_HEADER, CallContext, Context, problem_for, validated
 from dispatcher.web.problems import CUT_OFF, Refused
 
@@ -428,7 +428,7 @@ async def submit_batch(request: Request) -> Response:
         raise Refused(415, "unsupported-media-type", f"send lines of JSON as {_NDJSON}")
     if "idempotency-key" in headers:
         raise InvalidDraft("Idempotency-Key", "given for a batch", "idempotency_key in lines")
-    return VerdictResponse(_verdicts(context), context.service.streams, caller.name)
+    return StreamedResponse("batches", _verdicts(context), context.service.streams, caller.name)
 
 
 async def _verdicts(context: Context) -> AsyncIterator[str]:
@@ -545,7 +545,9 @@ async def events(
         raise Refused(404, "no-events", detail)
     if last_event_id is not None and not _EVENT_ID.fullmatch(last_event_id):
         raise InvalidDraft("Last-Event-ID", "is no id of an event", "the id of one that came")
-    return EventResponse(_event_lines(context, last_event_id), context.service.streams, caller.name)
+    return StreamedResponse(
+        "listeners", _event_lines(context, last_event_id), context.service.streams, caller.name
+    )
 
 
 async def _event_lines(context: Context, last: str | None) -> AsyncIterator[str]:

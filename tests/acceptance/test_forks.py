@@ -167,7 +167,8 @@ def test_threads_of_the_api_and_parts_of_the_page_are_the_child_s_own(house: Hou
     of_closed = SharedThreads(closed, 2, most_of_one=1)
     closed.close()
     threads = SharedThreads(house.dispatcher, 2, most_of_one=1)
-    site = Site(house.dispatcher, SignIn(house.parts.api_keys, house.parts.sessions), rate=RATE)
+    access = SignIn(house.parts.api_keys, house.parts.sessions)
+    site = Site(house.dispatcher, access, (), rate=RATE)
 
     def serve(_: int) -> list[Any]:
         answer = asyncio.run(asyncio.wait_for(threads.run_for("ada", os.getpid), 10))

@@ -173,19 +173,18 @@ def test_what_lasts_is_bounded_by_key_and_in_all(monkeypatch: pytest.MonkeyPatch
         yield ""
 
     for _ in range(4):
-        bounds.EventResponse(lines(), places, "shop")
-    open_ones = [bounds.EventResponse(lines(), places, "shop") for _ in range(2)]
+        bounds.StreamedResponse("listeners", lines(), places, "shop")
+    open_ones = [bounds.StreamedResponse("listeners", lines(), places, "shop") for _ in range(2)]
     for name, status in (("shop", 429), ("other", None), ("third", 503)):
         if status is None:
-            open_ones.append(bounds.EventResponse(lines(), places, name))
+            open_ones.append(bounds.StreamedResponse("listeners", lines(), places, name))
             continue
         with pytest.raises(Refused) as refused:
-            bounds.EventResponse(lines(), places, name)
+            bounds.StreamedResponse("listeners", lines(), places, name)
         assert (refused.value.status, refused.value.headers) == (status, {"Retry-After": "60"})
-    batches = bounds.VerdictResponse(lines(), places, "shop")
-    assert batches.kind == "batches", "each kind has places of its own"
+    bounds.StreamedResponse("batches", lines(), places, "shop")  # which has places of its own
     open_ones.clear()
-    bounds.EventResponse(lines(), places, "third")
+    bounds.StreamedResponse("listeners", lines(), places, "third")
 
 
 def test_a_batch_whose_caller_falls_silent_ends_with_a_verdict(

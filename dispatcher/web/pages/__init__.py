@@ -42,15 +42,11 @@ def page(dispatcher: Dispatcher, *, access: Access | None = None, rate: str = RA
             "Loopback() lets this machine read, behind no proxy"
         )
         raise InvalidValue("access", "not given: the page has no default access", accepted)
-    site = Site(dispatcher, access, rate=rate)
-    return site.application([*PAGES, *_signing_in(access)])
-
-
-def _signing_in(access: Access) -> list[PageRoute]:
-    if not isinstance(access, SignIn):
-        return []
-    return [
-        PageRoute(SIGN_IN, access.form, is_public=True, names=("to",)),
-        PageRoute(SIGN_IN, access.enter, "POST", is_public=True, names=("key", "to")),
-        PageRoute("/sign-out", access.leave, "POST", is_public=True),
-    ]
+    pages = list(PAGES)
+    if isinstance(access, SignIn):
+        pages += [
+            PageRoute(SIGN_IN, access.form, is_public=True, names=("to",)),
+            PageRoute(SIGN_IN, access.enter, "POST", is_public=True, names=("key", "to")),
+            PageRoute("/sign-out", access.leave, "POST", is_public=True),
+        ]
+    return Site(dispatcher, access, pages, rate=rate).application()

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from dispatcher.errors import InvalidDraft, InvalidValue
 from dispatcher.message import MAX_CAMPAIGN, Status, check_text
 from dispatcher.web.access import Right
-from dispatcher.web.bounds import NumbersResponse
+from dispatcher.web.bounds import StreamedResponse
 from dispatcher.web.pages.figures import PLAN_HEIGHT, WIDTH
 from dispatcher.web.pages.lists import STATUSES
 from dispatcher.web.pages.site import PageRoute, Visit
@@ -132,7 +132,7 @@ def book(visit: Visit) -> Response:
 
 def live(visit: Visit) -> Response:
     numbers = _numbers(visit, _chosen_upload(visit))
-    return NumbersResponse(numbers, visit.site.streams, visit.caller.name)
+    return StreamedResponse("pages", numbers, visit.site.streams, visit.caller.name)
 
 
 async def _numbers(visit: Visit, upload: Upload) -> AsyncIterator[str]:

@@ -27,7 +27,7 @@ from dispatcher.scope import WITHOUT
 from dispatcher.store.listing import Of
 from dispatcher.store.schema import PAUSED_CAMPAIGN, PAUSED_CHANNEL, PAUSED_RECIPIENT
 from dispatcher.web.access import Right
-from dispatcher.web.bounds import NumbersResponse
+from dispatcher.web.bounds import StreamedResponse
 from dispatcher.web.pages.figures import BARS, LOAD_HEIGHT, SECONDS, WIDTH, ChannelChart, chart_of
 from dispatcher.web.pages.site import PageRoute, Visit
 from dispatcher.web.pages.times import local_text
@@ -55,7 +55,7 @@ def _read(visit: Visit) -> Overview:
 
 
 def live(visit: Visit) -> Response:
-    return NumbersResponse(_numbers(visit), visit.site.streams, visit.caller.name)
+    return StreamedResponse("pages", _numbers(visit), visit.site.streams, visit.caller.name)
 
 
 async def _numbers(visit: Visit) -> AsyncIterator[str]:

@@ -305,9 +305,13 @@ _TEMPLATES.globals["local"] = lambda visit, instant, form="": local_text(instant
 
 
 class Site:
-    links: tuple[PageRoute, ...] = ()
+    """What all visits share. ``links`` are the pages of the navigation."""
 
-    def __init__(self, dispatcher: Dispatcher, access: Access, *, rate: str) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, access: Access, pages: Sequence[PageRoute], *, rate: str
+    ) -> None:
+        self.pages = pages
+        self.links = [page for page in pages if page.title]
         self.dispatcher = dispatcher
         self.settings = dispatcher.settings
         self.parts = app_of(dispatcher)
@@ -330,11 +334,10 @@ class Site:
     def reader(self) -> Dispatcher:
         return for_pages(self.dispatcher)
 
-    def application(self, pages: Sequence[PageRoute]) -> Starlette:
-        self.links = tuple(page for page in pages if page.title)
+    def application(self) -> Starlette:
         routes = [
             Mount("/static", StaticFiles(packages=[("dispatcher.web.pages", "static")])),
-            *(Route(each.path, self._guarded(each), methods=[each.method]) for each in pages),
+            *(Route(each.path, self._guarded(each), methods=[each.method]) for each in self.pages),
         ]
         middleware = [Middleware(HeadersMiddleware), Middleware(GZipMiddleware, minimum_size=1_000)]
         if self.settings.allowed_hosts:

@@ -176,11 +176,11 @@ def test_a_browser_that_does_not_read_loses_its_place_after_a_bound(
         await asyncio.Event().wait()
 
     async def visited() -> None:
-        answer = bounds.NumbersResponse(numbers(), places, "ops")
+        answer = bounds.StreamedResponse("pages", numbers(), places, "ops")
         with pytest.raises(Refused, match="this key has 1 pages"):
-            bounds.NumbersResponse(numbers(), places, "ops")
+            bounds.StreamedResponse("pages", numbers(), places, "ops")
         scope = {"type": "http", "asgi": {"spec_version": "2.4"}}
         await asyncio.wait_for(answer(scope, never, never), 20)
-        bounds.NumbersResponse(numbers(), places, "ops")
+        bounds.StreamedResponse("pages", numbers(), places, "ops")
 
     asyncio.run(visited())
