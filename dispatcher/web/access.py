@@ -95,12 +95,10 @@ class Caller:
         return self.scope is None or message.scopes.get(self.scope[0]) == self.scope[1]
 
     def check_sees(self, message: Message) -> None:
-        """Raise MessageNotFound for a message of others, as if it did not exist."""
         if not self.sees(message):
             raise MessageNotFound(message.id)
 
     def sees_pause_name(self, kind: str) -> bool:
-        """Tell whether the caller may see such a name: that of a recipient needs a right."""
         return kind != PAUSED_RECIPIENT or Right.RECIPIENTS_READ in self.rights
 
     def check_channel(self, channel: object) -> None:
@@ -204,7 +202,6 @@ class KeyAuth:
         return self.caller(_token_of(request))
 
     def cached(self, request: Request) -> Caller | None:
-        """Return the caller of a cached key, None for another one. Raises Refused without a key."""
         return self._callers.get(digest_of(_token_of(request)))
 
     def caller(self, token: str) -> Caller:

@@ -136,7 +136,6 @@ class Threads:
         renew_after_fork(self, type(self)._renew)
 
     def _renew(self) -> None:
-        """Begin without threads, which the first call gets; a forked child begins so, too."""
         self._executor = ThreadPoolExecutor(1)
         self._executor.shutdown()
 
@@ -184,7 +183,6 @@ class SharedThreads(Threads):
         return await wrap_future(call)
 
     def _run(self) -> None:
-        """Run the calls that have a turn, until none has."""
         while (turn := self._next()) is not None:
             name, call, work = turn
             try:

@@ -46,6 +46,7 @@ _MEDIA_TYPE = "application/json"
 _LIST_PATIENCE = timedelta(seconds=1)
 """How long a list looks for messages, and a count counts them."""
 _READ_AT_ONCE, _MOST_BYTES = 50, 2_000_000
+"""Few are read at once: a thousand with bodies may have 64 MB."""
 _MOST_COUNTED = 100_000
 _TRIES = 10
 """How often a change is made anew because another call changed the message in between."""
@@ -119,10 +120,7 @@ def list_messages(
 def _shown(
     context: Context, selection: Selection, limit: int, after: UUID | None
 ) -> tuple[list[models.MessageOut], UUID | None]:
-    """Return messages, until they are many, long or slow to find; and where to go on.
-
-    Few are read at once: a thousand with bodies may have 64 MB.
-    """
+    """Return messages, until they are many, long or slow to find; and where to go on."""
     listing, clock = context.service.parts.pages.listing, SystemClock()
     shown, size = list[models.MessageOut](), 0
     until = clock.monotonic() + _LIST_PATIENCE.total_seconds()
@@ -217,10 +215,7 @@ def _changed(
     change: Callable[..., object],
     **given: Any,
 ) -> Response:
-    """Make a change to the version that an ``If-Match`` header names; answer by what it is then.
-
-    A change ends in the same state when it is repeated.
-    """
+    """Make a change to the version that an ``If-Match`` header names; answer by what it is then."""
     tags = {tag.strip() for tag in ("*" if if_match is None else if_match).split(",")}
     for _ in range(_TRIES):
         before = context.seen(message_id)
@@ -455,10 +450,7 @@ async def _verdicts(context: Context) -> AsyncIterator[str]:
 
 
 def _submit_lines(context: Context, first: int, lines: list[bytes]) -> str:
-    """Submit some lines; return their verdicts. What cannot be read is refused alone.
-
-    Behind the first lines the key is asked for again, and the next count as a call of its own.
-    """
+    """Submit some lines; behind the first ones the key is asked for, and counted, again."""
     request, numbers = context.request, range(first, first + len(lines))
     answers: dict[int, models.Json | Message] = {}
     drafts: dict[int, Draft] = {}
@@ -551,7 +543,6 @@ async def events(
 
 
 async def _event_lines(context: Context, last: str | None) -> AsyncIterator[str]:
-    """Yield events, until the caller goes or its key ends."""
     silent, begins = 0.0, f"retry: {_LOOK_SECONDS * 1_000:.0f}\n"
     name, listening = context.caller.name, context.service.listening
     while True:
@@ -575,10 +566,7 @@ async def _event_lines(context: Context, last: str | None) -> AsyncIterator[str]
 
 
 def _events_after(context: Context, last: str | None) -> tuple[str, str, bool]:
-    """Return the id of the newest event read, the events that the caller may still see as text.
-
-    And whether these are all. Without ``last`` it begins now.
-    """
+    """Return the id of the newest event read, those that the caller may see, whether it is all."""
     parts = context.service.parts
     caller = context.service.admission.caller_of(context.request)
     caller.check(Right.MESSAGES_READ)

@@ -77,7 +77,6 @@ class Context:
 
     @property
     def caller(self) -> Caller:
-        """The caller, as it was admitted last."""
         caller: Caller = self.request.state.caller
         return caller
 
@@ -123,8 +122,7 @@ class Context:
     def payloads(self, model: type[BaseModel], name: str, entry: type[BodyT]) -> Iterator[BodyT]:
         """Yield the entries of the list that is all of the body, each by its model.
 
-        Those of a long body are read one by one, so that neither a call of C holds up the other
-        threads nor what is read of a wrong body takes much memory. Raises as :meth:`payload`.
+        Those of a long body are read one by one: a call of C would hold up the other threads.
         """
         longest = self.longest
         if len(self.raw) <= longest:

@@ -108,7 +108,8 @@ def _kept(visit: Visit) -> Upload:
         turn=visit.site.uploads.turn,
     )
     try:
-        upload.check()
+        with upload.source():
+            pass
     except InvalidValue:
         upload.forget()
         raise

@@ -88,8 +88,6 @@ class CachedRead(Generic[T]):
 
 
 class Bar(NamedTuple):
-    """How many are due in a stretch of a load, and whether one of its minutes is overbooked."""
-
     at: datetime
     due: int
     overbooked: bool
@@ -123,8 +121,6 @@ class Stretch(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """Times asked for and promised, in stretches of one length."""
-
     step: timedelta
     most: int
     stretches: Sequence[Stretch]

@@ -209,7 +209,6 @@ def resume(visit: Visit) -> Response:
 
 
 def _changed(visit: Visit, verb: str, change: Callable[[str, str], object]) -> Response:
-    """Change a pause; log it, and why: names of recipients and scopes as digests."""
     form, digest = visit.form, visit.site.digest
     kind, name = form.required("kind", "a kind"), form.required("name", "a name").strip()
     reason = form.required("reason", "a line of text")

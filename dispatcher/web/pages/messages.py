@@ -216,7 +216,6 @@ def _reason(visit: Visit) -> str:
 
 
 def _acted(visit: Visit, verb: str, act: Callable[..., Message], *, reason: str = "") -> Response:
-    """Do something to the message of the path, if it is as the form showed it."""
     found = visit.message()
     if visit.form["version"] != version_of(found):
         raise MessageChanged(found.message.id)
@@ -322,7 +321,6 @@ def confirm_many(visit: Visit) -> Response:
 
 
 def change_many(visit: Visit) -> Response:
-    """Change the messages that were confirmed, as far as they are what they were then."""
     action, _ = _asked(visit, visit.form)
     versions = _read_versions(visit.form["messages"])
     found = visit.parts.messages.movables(list(versions))

@@ -151,11 +151,7 @@ class Fields(dict[str, str]):
 
 @dataclass(kw_only=True)
 class Visit:
-    """One call of a page: who visits, what is asked, and how it is answered.
-
-    ``query`` and ``form`` have the last value of each name, without those that are empty; ``files``
-    are the uploaded ones.
-    """
+    """One call of a page. ``query`` and ``form`` have no empty values."""
 
     site: Site
     request: Request
@@ -241,7 +237,6 @@ class Visit:
 
     @property
     def after(self) -> UUID | None:
-        """The message after which a list goes on."""
         after = self.query.get("after")
         return None if after is None else id_of(after, "after")
 
@@ -278,7 +273,6 @@ class Visit:
         return with_local_times(text, self.zone)
 
     def cached(self, key: Hashable, read: Callable[[], T]) -> T:
-        """Return a figure that is read once for all visitors."""
         figure: CachedRead[T] = self.site.figures.setdefault(key, CachedRead())
         return figure.of(read)
 
@@ -327,7 +321,6 @@ class Site:
         renew_after_fork(self, Site._renew)
 
     def _renew(self) -> None:
-        """Let a forked child read by its own parts."""
         vars(self).pop("reader", None)
 
     @cached_property

@@ -48,12 +48,11 @@ class UploadState(StrEnum):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Upload:
-    """One file of messages, and what is known of them.
+    """One file of messages.
 
-    ``refused`` has the first refused rows, each with its line and the error; ``reasons`` counts all
-    of them. ``error`` is why the last step has ``FAILED``; then it may be started again: each row
-    has an idempotency key, its own or one of the file's content and its line, so that none is
-    booked twice, also where the same file is dropped again for the same campaign.
+    ``refused`` has the first refused rows, each with its line and the error; ``reasons`` counts
+    all. After an ``error`` the last step may be started again: each row has an idempotency key, its
+    own or one of the file's content and its line, so that none is booked twice.
     """
 
     caller: Caller
@@ -101,10 +100,6 @@ class Upload:
         Thread(target=self._run, args=(work, dispatcher), name="upload", daemon=True).start()
         return True
 
-    def check(self) -> None:
-        with self._source():
-            pass
-
     def forget(self) -> None:
         self.file.close()  # and so deleted
         self.size = 0
@@ -147,13 +142,13 @@ class Upload:
         self.forget()
         return UploadState.BOOKED
 
-    def _source(self) -> Source:
+    def source(self) -> Source:
         if Format.of(self.name) is None:
             raise InvalidValue("file", "its name shows no format", "a file .csv or .jsonl")
         return Source(self.file.name, label="file")
 
     def _drafts(self, dispatcher: Dispatcher) -> Iterator[Draft]:
-        with self._source() as source:
+        with self.source() as source:
             self.rows = source.total
             if (self.rows or 0) > MOST_ROWS:
                 problem = f"more than {MOST_ROWS:,} rows"
