@@ -190,6 +190,13 @@ class _CountPerPeriod:
         """
         return LONGEST_MS[self.unit] + FARTHEST_BACK_MS
 
+    def bounds(self, instant_ms: int, periods: int, zone: str = "UTC") -> tuple[int, ...]:
+        """Return where ``periods`` consecutive periods begin, and where the last of them ends.
+
+        See :func:`dispatcher.times.periods.bounds`. One of no zone counts by ``zone``.
+        """
+        return bounds(self.unit, self.zone or zone, instant_ms, periods)
+
     def __str__(self) -> str:
         return f"{self.count}/{self.unit} in {self.zone or _LOCAL}"
 
@@ -207,14 +214,6 @@ class CalendarQuota(_CountPerPeriod):
 
     FIELD = "quota"
 
-    def bounds(self, instant_ms: int, zone: str, periods: int) -> tuple[int, ...]:
-        """Return where ``periods`` consecutive periods begin, and where the last of them ends.
-
-        See :func:`dispatcher.times.periods.bounds`. ``zone`` is that of the quota or
-        that of the message.
-        """
-        return bounds(self.unit, zone, instant_ms, periods)
-
 
 @dataclass(frozen=True, slots=True)
 class CalendarLimit(_CountPerPeriod):
@@ -230,10 +229,6 @@ class CalendarLimit(_CountPerPeriod):
         if self.zone is None:
             raise self.refusal(f"a zone of {_LOCAL!r}, and a channel has no zone of its own")
         _CountPerPeriod.__post_init__(self)
-
-    def bounds(self, instant_ms: int, periods: int) -> tuple[int, ...]:
-        """Return where ``periods`` consecutive periods begin, and where the last of them ends."""
-        return bounds(self.unit, self.zone or "UTC", instant_ms, periods)
 
 
 def parse_quota(text: str) -> Quota | CalendarQuota:

@@ -103,11 +103,6 @@ class Selection:
             raise InvalidDraft("overdue", f"given with status {chosen.status}", "one of them")
         return chosen
 
-    @property
-    def is_everything(self) -> bool:
-        """Whether there is no filter, so that all messages match."""
-        return self == Selection()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:

@@ -193,7 +193,7 @@ class _Change:
     def do(self, meant: _ChangeFilters) -> None:
         wanted = meant.wanted
         selection = Selection.of(wanted)
-        is_filtered = meant.every or not selection.is_everything
+        is_filtered = meant.every or selection != Selection()
         if meant.message_ids:
             if is_filtered:
                 raise InvalidValue("ID", "given together with a filter", "one of them")

@@ -106,7 +106,7 @@ class Rules:
             rule_set = self._fixed.get(scope.kind)
             if rule_set is None:
                 bounds = [
-                    calendar.bounds(first_ms, calendar.zone or terms.zone, periods)
+                    calendar.bounds(first_ms, periods, terms.zone)
                     for calendar in self._calendars[scope.kind]
                 ]
                 cover = min(cover, *(edges[-1] for edges in bounds))

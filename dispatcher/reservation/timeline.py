@@ -261,7 +261,7 @@ def _step_counts(
 def _period_counts(times: Sequence[int], quota: CalendarQuota, zone: str) -> Iterator[StretchCount]:
     index = 0
     while index < len(times):
-        start, end = quota.bounds(times[index], quota.zone or zone, 1)
+        start, end = quota.bounds(times[index], 1, zone)
         after = bisect_left(times, end)
         yield start, end, after - index
         index = after
@@ -271,7 +271,7 @@ def _first_span(quota: AnyQuota, zone: str, start: int) -> Interval:
     """Return the period of a quota in which ``start`` lies, or its length from there on."""
     if isinstance(quota, Quota):
         return start, start + quota.length_ms
-    first, last = quota.bounds(start, quota.zone or zone, 1)
+    first, last = quota.bounds(start, 1, zone)
     return first, last
 
 
@@ -292,7 +292,7 @@ def _edges(start: int, end: int, zone: str) -> list[int]:
     calendar, rules = CalendarQuota(1, unit, zone), zones.rules(zone)
     edges, last = [start], start
     while last < end:
-        _, *bounds = calendar.bounds(last, zone, _MOST_STEPS)
+        _, *bounds = calendar.bounds(last, _MOST_STEPS)
         for at in bounds:
             shown = zones.wall_at(at, rules)
             index = shown.minute if unit == "minute" else shown.hour

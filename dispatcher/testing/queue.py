@@ -20,6 +20,7 @@ class _Task(NamedTuple):
     is_first: bool
     channel: str
     number: int
+    ids: list[UUID]
 
 
 class InProcessQueue(Queue):
@@ -30,7 +31,6 @@ class InProcessQueue(Queue):
         self._clock = clock
         self._journal = journal
         self._waiting: list[_Task] = []
-        self._ids: dict[_Task, list[UUID]] = {}
         self._open_tasks: dict[tuple[datetime, str, bool], _Task] = {}
         self._numbers = 0
 
@@ -40,20 +40,19 @@ class InProcessQueue(Queue):
     def enqueue(self, tickets: Sequence[Ticket]) -> None:
         """Keep these messages until they are due."""
         now = self._clock.now()
-        for each in tickets:
-            at = max(each.due_at, now)
-            place = at, each.channel, each.is_first
-            task = None if each.alone else self._open_tasks.get(place)
-            if task is None or len(self._ids[task]) >= self._size:
+        for ticket in tickets:
+            at = max(ticket.due_at, now)
+            place = at, ticket.channel, ticket.is_first
+            task = None if ticket.alone else self._open_tasks.get(place)
+            if task is None or len(task.ids) >= self._size:
                 self._numbers += 1
-                task = _Task(at, each.is_first, each.channel, self._numbers)
+                task = _Task(at, ticket.is_first, ticket.channel, self._numbers, [])
                 heapq.heappush(self._waiting, task)
-                self._ids[task] = []
-                if not each.alone:
+                if not ticket.alone:
                     self._open_tasks[place] = task
-            self._ids[task].append(each.message_id)
+            task.ids.append(ticket.message_id)
             self._journal.tell_of(
-                Transition.ENQUEUED, each.message_id, each.channel, due_at=each.due_at
+                Transition.ENQUEUED, ticket.message_id, ticket.channel, due_at=ticket.due_at
             )
 
     def next_at(self) -> datetime | None:
@@ -66,4 +65,4 @@ class InProcessQueue(Queue):
         place = task.begins_at, task.channel, task.is_first
         if self._open_tasks.get(place) is task:
             del self._open_tasks[place]
-        return TaskGroup(task.channel, tuple(self._ids.pop(task)), task.begins_at, task.is_first)
+        return TaskGroup(task.channel, tuple(task.ids), task.begins_at, task.is_first)

@@ -43,7 +43,7 @@ def test_bounds_are_where_a_later_period_begins(unit: CalendarUnit, examples: in
     @given(zoned, st.integers(1, 3))
     def compare(zoned: tuple[str, int], periods: int) -> None:
         zone, instant = zoned
-        found = CalendarQuota(1, unit, zone).bounds(instant, zone, periods)
+        found = CalendarQuota(1, unit, zone).bounds(instant, periods)
         # The model starts so early that what the clocks showed before is overtaken.
         begun = begun_periods(
             unit, zone, instant - LONGEST_MS[unit] - DAY_MS, found[-1] + STEPS_MS[unit]
@@ -64,10 +64,10 @@ def test_bounds_around_each_change(unit: CalendarUnit, zone: str) -> None:
         reach = 2 * LONGEST_MS[unit]
         begun = begun_periods(unit, zone, change - reach - DAY_MS, change + reach)
         near = [each for each in begun if abs(each - change) < reach]
-        assert list(quota.bounds(near[0], zone, len(near) - 1)) == near
+        assert list(quota.bounds(near[0], len(near) - 1)) == near
         for begins, ends in pairwise(near):
-            assert quota.bounds(begins, zone, 1) == (begins, ends)
-            assert quota.bounds(ends - 1, zone, 1) == (begins, ends)
+            assert quota.bounds(begins, 1) == (begins, ends)
+            assert quota.bounds(ends - 1, 1) == (begins, ends)
             assert ends - begins <= quota.longest_ms
 
 
