@@ -322,11 +322,10 @@ class App:
         Submitter, own=lambda app: app.own_transaction, dry_run=lambda app: app._dry_run
     )
 
-    @built_once
-    def timeline_reader(self) -> TimelineReader:
-        timelines = Timelines(self.contents, self.windows, self.settings.quotas_of)
-        return TimelineReader(settings=self.settings, clock=self.clock, timelines=timelines)
-
+    timeline_reader = wired(
+        TimelineReader,
+        timelines=lambda app: Timelines(app.contents, app.windows, app.settings.quotas_of),
+    )
     moves = wired(Moves)
     changes = wired(Changes)
     cancellation = wired(Cancellation)

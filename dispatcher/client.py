@@ -137,17 +137,17 @@ def streamed(
 
     @wraps(call)
     async def reads(self: Dispatcher, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
-        every = await awaited(call)(self, *args, **kwargs)
-        while some := await awaited(_next_of)(self, every):
-            for each in some:
-                yield each
+        rows = await awaited(call)(self, *args, **kwargs)
+        while page := await awaited(_page_of)(self, rows):
+            for row in page:
+                yield row
 
     reads.__doc__ = f"Yield as :meth:`{getattr(call, '__name__', 'call')}`, for ``async for``."
     return reads
 
 
-def _next_of(_: Dispatcher, every: Iterator[T]) -> list[T]:
-    return [*islice(every, _PAGE)]
+def _page_of(_: Dispatcher, rows: Iterator[T]) -> list[T]:
+    return [*islice(rows, _PAGE)]
 
 
 def listed(call: Callable[P, Iterable[T]]) -> Callable[P, list[T]]:
@@ -204,8 +204,8 @@ class Dispatcher:
         with self._state_lock:
             self._is_closed = True  # else a call could begin in threads that are being shut down
             joined, lent = [*self._joined], [*self._lent]
-        for each in (self._threads, *lent):
-            each.shutdown()
+        for threads in (self._threads, *lent):
+            threads.shutdown()
         wait(joined)
         app, self._app = self._app, cast("App", _ClosedApp())
         app.close()
@@ -256,15 +256,15 @@ class Dispatcher:
         finally:
             running.set_result(None)
 
-    def _while_open(self, every: Iterable[T]) -> Iterator[T]:
+    def _while_open(self, rows: Iterable[T]) -> Iterator[T]:
         """Yield them until this is closed, then raise RuntimeError: what is read would connect."""
-        source = iter(every)
+        source = iter(rows)
         while not isinstance(self._app, _ClosedApp):
             try:
-                each = next(source)
+                row = next(source)
             except StopIteration:
                 return
-            yield each
+            yield row
         raise _closed()
 
     # Submit.
@@ -433,14 +433,14 @@ class Dispatcher:
             StoreUnavailable: Likewise.
 
         """
-        every = _overridden(drafts, on_conflict)
+        submitted = _overridden(drafts, on_conflict)
         submitter = self._app.submitter
         if atomic:
-            return submitter.submit_all(list(every), progress=progress)
+            return submitter.submit_all(list(submitted), progress=progress)
         total = len(drafts) if isinstance(drafts, Sized) else None
         if isinstance(drafts, Sequence):
-            return list(submitter.submit_each(every, total=total, progress=progress))
-        lazy = self._while_open(every)
+            return list(submitter.submit_each(submitted, total=total, progress=progress))
+        lazy = self._while_open(submitted)
         return LazyResults(submitter.submit_each(lazy, total=total, progress=progress))
 
     def plan(
@@ -458,8 +458,8 @@ class Dispatcher:
         capacity before the drafts are submitted. Raises ReservationsUnavailable.
         """
         total = len(drafts) if isinstance(drafts, Sized) else None
-        every = _overridden(drafts, on_conflict)
-        return self._app.submitter.plan(every, total=total, progress=progress)
+        planned = _overridden(drafts, on_conflict)
+        return self._app.submitter.plan(planned, total=total, progress=progress)
 
     # Change accepted messages. The row decides every race.
 
@@ -1035,8 +1035,8 @@ def selection_of(wanted: Wanted, settings: Settings) -> Selection:
     Raises InvalidDraft, also for a kind of scope that the settings do not have.
     """
     selection = Selection.of(wanted)
-    near = (word(each) for each in settings.channels for word in (of_scope_on, of_channel))
-    kinds = [*settings.scopes, *near]
+    of_channels = (of(name) for name in settings.channels for of in (of_scope_on, of_channel))
+    kinds = [*settings.scopes, *of_channels]
     for kind, _ in selection.scopes:
         if kind not in kinds:
             accepted = f"names by kind; the kinds are {', '.join(kinds)}"
@@ -1059,8 +1059,8 @@ def _overridden(drafts: Iterable[Draft], on_conflict: OnConflict | None) -> Iter
     if on_conflict is None:
         return drafts
     return (
-        replace(each, on_conflict=on_conflict) if isinstance(each, Draft) else each
-        for each in drafts
+        replace(draft, on_conflict=on_conflict) if isinstance(draft, Draft) else draft
+        for draft in drafts
     )
 
 
