@@ -223,36 +223,26 @@ class Listing:
         scan = self._scan(wanted, before, oldest_first=oldest_first)
         where = self._conditions(wanted, scan)
         start = after or wanted.made_after if oldest_first else after
-        for begin, end in scan.stretches(self._database, start=start, size=_EXAMINED):
-            cursor, is_full = begin, True
-            while is_full:
-                these = where + scan.between(cursor, end)
-                if scan.finds:
-                    query = self._found_by_index(wanted, these, columns, size, scan)
-                else:
-                    # Not by their ids: PostgreSQL would look for each of them in every partition.
-                    query = select(*columns).where(*these).order_by(*scan.order).limit(size)
-                rows = self._database.read(query)
-                is_full = len(rows) == size
-                cursor = rows[-1].id if is_full else end
-                yield rows, cursor
-
-    def _found_by_index(
-        self,
-        wanted: Selection,
-        where: Sequence[ColumnElement[bool]],
-        columns: Sequence[ColumnElement[Any]],
-        size: int,
-        scan: _IndexScan,
-    ) -> Select[Any]:
         message_id = self._tables.messages.c.id
         by: ColumnElement[UUID] = message_id
         if wanted.status is not Status.HELD:
             # By an expression, or the primary key would be read in its order until enough is found.
             by = func.coalesce(message_id, message_id)
-        ids = select(message_id).where(*where).order_by(*scan._replace(columns=[by]).order)
-        first = ids.limit(size).subquery()
-        return select(*columns).join(first, first.c.id == message_id).order_by(*scan.order)
+        for begin, end in scan.stretches(self._database, start=start, size=_EXAMINED):
+            cursor, is_full = begin, True
+            while is_full:
+                stretch = where + scan.between(cursor, end)
+                # Not by their ids: PostgreSQL would look for each of them in every partition.
+                query = select(*columns).where(*stretch).order_by(*scan.order).limit(size)
+                if scan.finds:
+                    ids = select(message_id).where(*stretch).limit(size)
+                    first = ids.order_by(*scan._replace(columns=[by]).order).subquery()
+                    query = select(*columns).join(first, first.c.id == message_id)
+                    query = query.order_by(*scan.order)
+                rows = self._database.read(query)
+                is_full = len(rows) == size
+                cursor = rows[-1].id if is_full else end
+                yield rows, cursor
 
     def page(
         self,
