@@ -30,7 +30,11 @@ def beside_the_loop(work: Callable[[], T], *, to_its_end: bool = False) -> T:
     """
     if "greenlet" not in sys.modules or not in_greenlet():
         return work()
-    return await_only(_done(_in_own_thread(work), to_its_end=to_its_end))
+    # In a bounded pool it could wait for work that waits for a lock of the caller's transaction.
+    thread = ThreadPoolExecutor(1, thread_name_prefix="dispatcher")
+    running = thread.submit(copy_context().run, work)
+    thread.shutdown(wait=False)  # it ends with the work
+    return await_only(_done(running, to_its_end=to_its_end))
 
 
 async def _done(work: Future[T], *, to_its_end: bool) -> T:
@@ -42,17 +46,6 @@ async def _done(work: Future[T], *, to_its_end: bool) -> T:
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([running])
         raise
-
-
-def _in_own_thread(work: Callable[[], T]) -> Future[T]:
-    """Begin work of a caller's transaction in a new thread, with the caller's context.
-
-    In a bounded pool it could wait for work that waits for a lock of that transaction.
-    """
-    thread = ThreadPoolExecutor(1, thread_name_prefix="dispatcher")
-    running = thread.submit(copy_context().run, work)
-    thread.shutdown(wait=False)  # it ends with the work
-    return running
 
 
 def session_of_loop(session: object) -> AsyncSession | AsyncConnection:
