@@ -160,12 +160,17 @@ def test_a_life_under_other_names(house: House) -> None:
     assert door.reschedule(moved, send_in=IN_TWO_HOURS * 2).body == BODY
     assert door.cancel(cancelled).status is Status.CANCELLED
     assert door.suppress("c") == 1
+    assert [each.recipient for each in door.suppressed()] == ["c"]
+    assert door.unsuppress("c") == ()
     assert door.get(kept).status is Status.CANCELLED
+    assert parts.sweep.enqueue_due() == 0
     parts.reconciler.reconcile()
     door.rebuild_windows()
     assert door.verify_windows().equal
     assert door.count() == len(list(door.select())) == len(house.rows())
+    assert door.story(first.id).message.id == first.id
     assert door.status().counts.complete
+    assert door.top("recipient").tops
     found = examined(house)
     for check in ("store.answers", "store.migrations", "store.indexes", "work.channels"):
         assert found[check].level is OK, found[check]
