@@ -140,10 +140,10 @@ def _imports(imports: Any) -> tuple[str, ...]:
 def _queues(app: Celery, settings: Settings) -> list[Queue]:
     """Return the app's queues and ours, so that a worker without ``-Q`` takes tasks from all."""
     theirs = dict(app.amqp.Queues(app.conf.task_queues))
-    ours = {each.name: each for each in queues(settings, exchange=Exchange(settings.queue))}
-    for each in ours.values():
+    ours = {queue.name: queue for queue in queues(settings, exchange=Exchange(settings.queue))}
+    for queue in ours.values():
         # Else it is that of the app's default queue, which would then get these tasks.
-        each.routing_key = each.name
+        queue.routing_key = queue.name
     for name in theirs.keys() & ours.keys():
         if theirs[name] != ours[name]:
             raise InvalidSettings(
@@ -157,7 +157,7 @@ def _queues(app: Celery, settings: Settings) -> list[Queue]:
 def _routes(routes: Any, settings: Settings) -> list[Any]:
     ours = {"dispatcher.*": {"queue": settings.queue}}
     theirs = list(routes) if isinstance(routes, list | tuple) else [routes] if routes else []
-    return [ours, *(each for each in theirs if each != ours)]
+    return [ours, *(route for route in theirs if route != ours)]
 
 
 def _entries(schedule: Mapping[str, Any], settings: Settings) -> dict[str, Any]:

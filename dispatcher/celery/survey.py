@@ -139,7 +139,7 @@ def facts_of(app: Celery, settings: Settings) -> AppFacts:
     route: dict[str, Any] = app.amqp.router.route({}, DELIVER)
     planned = {entry.get("task") for entry in conf.beat_schedule.values()}
     return AppFacts(
-        accepts=tuple(sorted(_content(each) for each in conf.accept_content)),
+        accepts=tuple(sorted(_content(name) for name in conf.accept_content)),
         serializer=_content(conf.task_serializer),
         redelivery=_redelivery(app),
         has_our_broker=_has_broker(app, settings.broker_url),
@@ -156,13 +156,13 @@ def load_app(name: str) -> Celery:
     """Return the Celery app of that name, as ``celery -A`` finds it. Raises InvalidValue."""
     accepted = "package.module, or package.module:attribute"
     try:
-        found = find_app(name)
+        app = find_app(name)
     except Exception as error:
         problem = f"cannot load {quoted(name)} ({type(error).__name__})"
         raise InvalidValue("app", problem, accepted) from error
-    if not isinstance(found, Celery):
+    if not isinstance(app, Celery):
         raise InvalidValue("app", f"{quoted(name)} is no Celery app", accepted)
-    return found
+    return app
 
 
 @contextmanager
@@ -175,7 +175,7 @@ def _translated(what: str) -> Iterator[None]:
 
 def _other_queues(connection: Any, ours: Iterable[Any]) -> tuple[str, ...]:
     """Return which of our queues exist with other arguments. Creates none."""
-    found = []
+    others = []
     for queue in ours:
         try:
             bound = queue.bind(connection.channel())
@@ -183,10 +183,10 @@ def _other_queues(connection: Any, ours: Iterable[Any]) -> tuple[str, ...]:
             bound.queue_declare()
         except connection.channel_errors as error:
             if getattr(error, "reply_code", None) == _INEQUIVALENT:
-                found.append(queue.name)
+                others.append(queue.name)
             elif getattr(error, "reply_code", None) != _NOT_THERE:
                 raise
-    return tuple(sorted(found))
+    return tuple(sorted(others))
 
 
 def _content(name: str) -> str:
@@ -205,9 +205,5 @@ def _has_broker(app: Celery, url: str) -> bool:
     """Whether the app publishes at this address, and consumes there, without a prefix of keys."""
     if (app.conf.broker_transport_options or {}).get("global_keyprefix"):
         return False
-    connections = (
-        app.connection_for_write(),
-        app.connection_for_read(),
-        app.connection_for_write(url),
-    )
-    return len({each.as_uri(include_password=True) for each in connections}) == 1
+    lines = (app.connection_for_write(), app.connection_for_read(), app.connection_for_write(url))
+    return len({line.as_uri(include_password=True) for line in lines}) == 1

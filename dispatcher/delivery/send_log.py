@@ -152,8 +152,12 @@ class SendLogs:
 def _locked_file(path: Path) -> int:
     """Make a file that is locked until it is closed; return its descriptor. Raises OSError."""
     _boot_id()  # without it a file would prove nothing
-    make_private(path.parent)
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except FileNotFoundError:
+        make_private(path.parent)
+        descriptor = os.open(path, flags, 0o600)
     try:
         # A rescue that was faster deletes the empty file: then its notes prove nothing, either.
         fcntl.flock(descriptor, fcntl.LOCK_EX)

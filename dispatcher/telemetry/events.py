@@ -55,8 +55,8 @@ class EventStream:
     def last(self) -> str:
         """Return the newest id, ``0-0`` where there is none. Raises ReservationsUnavailable."""
         with translated(ReservationsUnavailable):
-            found: Any = self._connect().xrevrange(self._name, count=1)
-        return found[0][0].decode() if found else _BEGINNING
+            newest: Any = self._connect().xrevrange(self._name, count=1)
+        return newest[0][0].decode() if newest else _BEGINNING
 
     def after(self, last: str, *, most: int) -> tuple[list[StreamEntry], bool]:
         """Return the transitions after one of that id, the oldest first, and at most ``most``.
@@ -69,9 +69,9 @@ class EventStream:
             pipeline.xrange(self._name, min=f"({last}", count=most)
             pipeline.xrange(self._name, min=last, max=last, count=1)
             pipeline.xlen(self._name)
-            found, kept, many = pipeline.execute()
-        is_gap = many >= self._keep if last == _BEGINNING else not kept
-        return [_read(each) for each in found], bool(found) and is_gap
+            entries, kept, length = pipeline.execute()
+        is_gap = length >= self._keep if last == _BEGINNING else not kept
+        return [_read(entry) for entry in entries], bool(entries) and is_gap
 
     def _write(self, events: Sequence[Event]) -> None:
         with translated(ReservationsUnavailable):
@@ -87,11 +87,11 @@ class EventStream:
 
 
 def _read(entry: tuple[bytes, dict[bytes, bytes]]) -> StreamEntry:
-    id_, found = entry[0].decode(), entry[1]
+    id_, fields = entry[0].decode(), entry[1]
     return StreamEntry(
         id=id_,
         at=datetime.fromtimestamp(int(id_.partition("-")[0]) / 1_000, tz=UTC),
-        transition=found[b"transition"].decode(),
-        message_id=UUID(bytes=found[b"message_id"]),
-        channel=found[b"channel"].decode(),
+        transition=fields[b"transition"].decode(),
+        message_id=UUID(bytes=fields[b"message_id"]),
+        channel=fields[b"channel"].decode(),
     )
