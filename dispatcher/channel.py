@@ -38,18 +38,6 @@ CatchUp = Literal["send", "expire"]
 TEMPLATE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
-def _read_length(value: object) -> object:
-    if isinstance(value, str):
-        return parse_length(value)
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        try:
-            return timedelta(seconds=value)
-        except (OverflowError, ValueError):
-            problem = f"{quoted(value)} seconds"
-            raise InvalidValue("length", problem, "a length that exists") from None
-    return value
-
-
 def split(value: object) -> object:
     """Return the parts of a text with commas, or of a JSON list."""
     if not isinstance(value, str):
@@ -63,7 +51,7 @@ def _read_by(parse: Callable[[str], object]) -> BeforeValidator:
 
 Length = Annotated[
     timedelta,
-    BeforeValidator(_read_length),
+    _read_by(parse_length),
     PlainSerializer(timedelta.total_seconds),
     Field(gt=timedelta(0)),
 ]
