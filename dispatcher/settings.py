@@ -151,6 +151,7 @@ class Settings(BaseSettings):
         hide_input_in_errors=True,
     )
     reads_file: ClassVar[bool] = True
+    """Whether the file counts: not in an embedded environment."""
 
     namespace: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] = "dispatcher"
     """First part of every Redis key."""
