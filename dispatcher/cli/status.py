@@ -24,6 +24,7 @@ from dispatcher.quota import parse_length
 from dispatcher.reservation import Refusals
 from dispatcher.store.listing import Of
 from dispatcher.telemetry.liveness import Sign
+from dispatcher.times.clock import SystemClock
 from dispatcher.times.lengths import length_text
 
 _STATUSES = (
@@ -36,6 +37,8 @@ _STATUSES = (
     Status.CANCELLED,
 )
 _NEARLY = 0.8
+_PAUSE = 9
+"""Ratio of the pause after a read to its length: reading takes at most a tenth of the time."""
 _LEAST = timedelta(milliseconds=100)
 
 
@@ -145,7 +148,9 @@ def _watch(
     *,
     as_json: bool,
 ) -> None:
+    clock = SystemClock()
     while not stopped.is_set():
+        began = clock.monotonic()
         try:
             data, shown = read()
         except Unavailable as error:
@@ -156,7 +161,8 @@ def _watch(
         else:
             output.out.clear()  # of a terminal
             output.out.print(shown)
-        stopped.wait(every.total_seconds())
+        took = clock.monotonic() - began
+        stopped.wait(max(every.total_seconds(), _PAUSE * took))
 
 
 def overview_picture(overview: Overview) -> RenderableType:
