@@ -131,11 +131,6 @@ def cause(error: Exception) -> Exception | None:
     return None if isinstance(error, redis.ResponseError) else error
 
 
-def is_silence(error: Unavailable) -> bool:
-    silent = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.RedisClusterException)
-    return isinstance(error.__cause__, silent) and not is_pool_full(error)
-
-
 def is_hash_slot_moving(error: Unavailable) -> bool:
     # ClusterDownError is a ClusterError too, but never a cause.
     return isinstance(error.__cause__, redis.exceptions.ClusterError)

@@ -17,7 +17,6 @@ from dispatcher.errors import (
     SlotRefused,
     StoreUnavailable,
 )
-from dispatcher.redis.errors import is_silence
 from dispatcher.reservation import (
     CLOSED,
     Answer,
@@ -109,8 +108,7 @@ class Reserver:
         """Make sure that messages still have their reservations, because storing took long.
 
         Reconcile may have released them meanwhile, or a rebuild may have read the store before the
-        messages were in it. Where Redis does not answer, it is asked again for a while if
-        ``wait``, once for all; then the other messages are not asked about.
+        messages were in it. Where Redis does not answer, it is asked again for a while if ``wait``.
 
         A message whose time another one has booked (SlotRefused) is taken back, its entry refused;
         so is one for which Redis does not answer (ReservationsUnavailable), unless it has an
@@ -119,27 +117,35 @@ class Reserver:
         of those that stay are restored. The result of an entry is OutcomeUnknown where the
         database does not answer whether it was taken back.
         """
-        until = self.clock.monotonic() + (LOOKING_SECONDS if wait else 0)
-        silent: ReservationsUnavailable | None = None
         moved = self._moved([entry.addition.message.id for entry in entries])
-        for entry in entries:
-            if entry.addition.message.id in moved:
-                continue  # its reservation is that of the move
-            error = silent or self._lost(entry, until)
+        entries = [entry for entry in entries if entry.addition.message.id not in moved]
+        kept = []
+        for entry, error in zip(entries, self._lost(entries, wait=wait), strict=True):
+            message = entry.addition.message
+            is_silent = isinstance(error, ReservationsUnavailable)
             if error is None:
                 continue
-            message = entry.addition.message
-            is_keyed = message.idempotency_key is not None
             if (
                 keep
                 or isinstance(error, IdempotencyConflict)
-                or (is_keyed and isinstance(error, ReservationsUnavailable))
+                or (is_silent and message.idempotency_key is not None)
             ):
-                self._restore(entry, error, is_answered=silent is None)
-            else:
-                self._take_back(entry, error, is_answered=silent is None)
-            if isinstance(error, ReservationsUnavailable) and is_silence(error):
-                silent = error
+                log.log(
+                    logging.ERROR if isinstance(error, SlotRefused) else logging.WARNING,
+                    "reservation lost for message %s: it keeps its time, and a quota may be "
+                    "exceeded; reconcile restores the reservation: %s",
+                    message.id, type(error).__name__,
+                )  # fmt: skip
+                kept.append(Reserved(message.id, entry.valid.terms.scopes, message.send_at))
+                continue
+            try:
+                if self.void_ids.take_back(message):
+                    entry.result, entry.owned = error, entry.slot.for_everyone()
+            except StoreUnavailable as unknown:
+                # It may be gone, or has no reservation: it is not said to be accepted.
+                entry.result = OutcomeUnknown(unknown.reason, message.id)
+        if kept:
+            self.restore(kept)
 
     def _moved(self, message_ids: Sequence[UUID]) -> set[UUID]:
         """Return those of these messages that were moved since they were stored."""
@@ -149,36 +155,19 @@ class Reserver:
             return set()  # whoever takes one back finds that it was moved
         return {message_id for message_id, row in rows.items() if row.tail}
 
-    def _lost(self, entry: Entry, until: float) -> DispatcherError | None:
-        """Reserve the same time once more; return why that is not possible."""
+    def _lost(self, entries: Sequence[Entry], *, wait: bool) -> Sequence[DispatcherError | None]:
+        """Reserve the same times once more; return of each why that is not possible."""
+        requests = [entry.slot.booked for entry in entries]
+        until = self.clock.monotonic() + (LOOKING_SECONDS if wait else 0)
         while True:
-            answer: Slot | DispatcherError
+            answers: Sequence[Slot | DispatcherError]
             try:
-                [answer] = self.windows.book([entry.slot.booked], is_stored=True)
+                answers = self.windows.book(requests, is_stored=True) if requests else []
             except ReservationsUnavailable as error:
-                answer = error
-            if not isinstance(answer, ReservationsUnavailable) or self.clock.monotonic() >= until:
-                return answer if isinstance(answer, DispatcherError) else None
+                answers = [error] * len(requests)
+            is_silent = any(isinstance(answer, ReservationsUnavailable) for answer in answers)
+            if not is_silent or self.clock.monotonic() >= until:
+                return [
+                    answer if isinstance(answer, DispatcherError) else None for answer in answers
+                ]
             self.clock.sleep(_BETWEEN_LOOKS_SECONDS)
-
-    def _restore(self, entry: Entry, why: DispatcherError, *, is_answered: bool) -> None:
-        """Add the reservation of a message that keeps its time, also against a quota."""
-        message = entry.addition.message
-        log.log(
-            logging.ERROR if isinstance(why, SlotRefused) else logging.WARNING,
-            "reservation lost for message %s: it keeps its time, and a quota may be exceeded; "
-            "reconcile restores the reservation: %s", message.id, type(why).__name__,
-        )  # fmt: skip
-        if is_answered:
-            self.restore([Reserved(message.id, entry.valid.terms.scopes, message.send_at)])
-
-    def _take_back(self, entry: Entry, why: DispatcherError, *, is_answered: bool) -> None:
-        """Refuse a message that is stored already, unless it is being sent."""
-        message = entry.addition.message
-        try:
-            if self.void_ids.take_back(message):
-                entry.result = why
-                entry.owned = entry.slot.for_everyone() if is_answered else None
-        except StoreUnavailable as error:
-            # It may be gone, or is stored without a reservation: it is not said to be accepted.
-            entry.result = OutcomeUnknown(error.reason, message.id)

@@ -38,12 +38,14 @@ def _occupied(
 
     A key is free once its message has ended and surely was not sent.
     """
+    if not keyed:
+        return {}
     known = store.with_keys([*keyed])
     ended = [message for message, _ in known.values() if message.status in UNSENT_STATUSES]
     free = store.unsent(ended) if ended else ()
     for key, (message, _) in known.items():
         keyed[key].supersedes = message.id if message.id in free else None
-    return {key: found for key, found in known.items() if found[0].id not in free}
+    return {key: known[key] for key in known if known[key][0].id not in free}
 
 
 @dataclass(kw_only=True)
@@ -60,7 +62,7 @@ class OwnTransaction(Sink):
     enqueuer: Enqueuer
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
-        return _occupied(keyed, self.messages) if keyed else {}
+        return _occupied(keyed, self.messages)
 
     def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
         return self.suppressions.among(recipients)
@@ -83,9 +85,9 @@ class OwnTransaction(Sink):
             self._look_again(slow, keep=batch.atomic)
 
     def enqueue(self, batch: Batch) -> None:
-        accepted = [each.result for each in batch.stored if isinstance(each.result, Message)]
-        if accepted:
-            self.enqueuer.accept(accepted)
+        self.enqueuer.accept(
+            [entry.result for entry in batch.stored if isinstance(entry.result, Message)]
+        )
 
     def _look_again(self, entries: Sequence[Entry], *, keep: bool) -> None:
         """Let the submit that inserted a row look at its reservation; others look at the row.
@@ -93,7 +95,7 @@ class OwnTransaction(Sink):
         A row that was there before is that of a submit with the same idempotency key, which may
         have been slow as well, and have taken it back.
         """
-        ours = [each for each in entries if each.is_new or each.valid.idempotency_key is None]
+        ours = [entry for entry in entries if entry.is_new or entry.valid.idempotency_key is None]
         self.reservations.look_again(ours, keep=keep)
         for entry in set(entries).difference(ours):
             keyed = {entry.addition.message.idempotency_key or "": entry}
@@ -106,22 +108,18 @@ class OwnTransaction(Sink):
 
     def _store_each(self, entries: Sequence[Entry], *, perhaps_stored: bool) -> list[Entry]:
         """Store one by one; return those whose message is stored under its id."""
-        stored = []
         for entry in entries:
             entry.owned = None if perhaps_stored else entry.slot
         for entry in entries:
             try:
                 entry.result = self._stored(entry, perhaps_stored=perhaps_stored)
-            except (IdempotencyConflict, Suppressed) as error:
-                entry.result = error
-            except StoreUnavailable as error:
-                if not error.refused:
+            except (IdempotencyConflict, Suppressed, StoreUnavailable) as error:
+                if isinstance(error, StoreUnavailable) and not error.refused:
                     raise
                 entry.result = error
-            else:
-                if entry.owned is None:
-                    stored.append(entry)
-        return stored
+        return [
+            entry for entry in entries if entry.owned is None and isinstance(entry.result, Message)
+        ]
 
     def _stored(self, entry: Entry, *, perhaps_stored: bool) -> Message:
         """Store one message and return it, or the one that a duplicate submit has stored.
@@ -138,14 +136,14 @@ class OwnTransaction(Sink):
                 recalled(entry.valid, self.recall({message.idempotency_key or "": entry}))
         except OutcomeUnknown:
             raise
+        except GivenUp:
+            # A duplicate submit that shares the reservation is refused as well.
+            entry.owned = entry.slot.for_everyone()
+            raise
         except (StoreUnavailable, IdempotencyConflict, Suppressed) as error:
-            if isinstance(error, GivenUp):
-                # A duplicate submit that shares the reservation is refused as well.
-                entry.owned = entry.slot.for_everyone()
-            elif perhaps_stored and isinstance(error, StoreUnavailable):
+            if perhaps_stored and isinstance(error, StoreUnavailable):
                 raise OutcomeUnknown(error.reason, message.id) from error
-            else:
-                entry.owned = entry.slot
+            entry.owned = entry.slot
             raise
         # The row may be the one that was stored with the batch.
         return message if perhaps_stored and stored.id == message.id else stored
@@ -217,7 +215,7 @@ class CallersTransactions:
         if watch.undone and watch.joined:
             present = transaction.present([entry.slot.message_id for entry in watch.joined])
             gone = [entry for entry in watch.joined if entry.slot.message_id not in present]
-            watch.joined[:] = [each for each in watch.joined if each.slot.message_id in present]
+            watch.joined[:] = [entry for entry in watch.joined if entry.slot.message_id in present]
             if gone:
                 self.reserver.withdraw([entry.slot.booked for entry in gone])
             watch.undone = False
@@ -259,11 +257,10 @@ class CallersTransaction(Sink):
         return self.transactions.join(self.session)
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
-        transaction = self.transaction  # joins it, also without keys
-        return _occupied(keyed, transaction) if keyed else {}
+        return _occupied(keyed, self.transaction)  # joins it, also without keys
 
     def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
-        return {each for each in recipients if self.transaction.is_suppressed(*each)}
+        return {recipient for recipient in recipients if self.transaction.is_suppressed(*recipient)}
 
     def store(self, batch: Batch) -> None:
         joined = self.transaction.watch.joined
