@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, fields
-from datetime import timedelta
 from enum import StrEnum
 from functools import partial
 from itertools import chain
@@ -35,12 +34,11 @@ _SEP = re.compile(r'"?sep=([,;\t])"?[,;\s]*', re.IGNORECASE)
 """The first line of a file that a spreadsheet saved for another one."""
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _TEXT = "text"
-COLUMNS = (*(each.name for each in fields(Draft)), _TEXT)
+COLUMNS = (*(field.name for field in fields(Draft)), _TEXT)
 """The columns of a row: the fields of a draft, and ``text``, short for a body with one text."""
 _NEEDED = (("channel",), ("recipient",), ("body", _TEXT, "template"), ("send_at", "send_in"))
 _JSON_FIELDS = ("body", "data", "scopes")
 _LENGTHS = ("send_in", "expire_after")
-_FOLDS: Mapping[object, int] = {"0": 0, "1": 1, 0: 0, 1: 1}
 _REFUSED = frozenset({"line", "error", "reason", "next_slot", "row"})
 
 
@@ -68,15 +66,13 @@ class Source(AbstractContextManager["Source"]):
 
     def lines(self, longest: int) -> Iterator[str]:
         """Yield the lines with their ends, of one with more bytes its beginning."""
-        is_first = True
-        while line := self._stream.readline(longest + 1):
-            if is_first:
-                self._check_start(line)
-                line, is_first = _MARKS.sub(b"", line), False
+        line = self._stream.readline(longest + 1)
+        self._check_start(line)
+        line = _MARKS.sub(b"", line)
+        while line:
             is_short = len(line) <= longest
             yield line.decode(errors="surrogateescape") if is_short else self._cut(line)
-        if is_first:
-            raise self._refused("is empty", "rows")
+            line = self._stream.readline(longest + 1)
 
     def _cut(self, line: bytes) -> _Cut:
         cut = _Cut(line.decode(errors="replace"))
@@ -127,8 +123,6 @@ class Source(AbstractContextManager["Source"]):
 
 
 class Format(StrEnum):
-    """The format of rows."""
-
     CSV = "csv"
     JSONL = "jsonl"
 
@@ -169,16 +163,16 @@ def read(
     times as long, and a row 64 KiB more. One that is longer is refused. Raises InvalidDraft if the
     columns, in JSONL those of the first row, are not those of a draft.
     """
-    else_ = {"channel": channel, "campaign": campaign}
-    given = {name: value for name, value in else_.items() if value is not None}
+    named = {"channel": channel, "campaign": campaign}
+    defaults = {name: value for name, value in named.items() if value is not None}
     most = _QUOTED * longest + _BESIDE_BYTES
     csv.field_size_limit(max(most, csv.field_size_limit()))
     read_rows = _read_csv if form is Format.CSV else _read_jsonl
-    return read_rows(source.lines(most), given, most)
+    return read_rows(source.lines(most), defaults, most)
 
 
 def _read_csv(
-    lines: Iterator[str], else_: Mapping[str, str], most: int
+    lines: Iterator[str], defaults: Mapping[str, str], most: int
 ) -> Iterator[DraftRow | BadRow]:
     rows = _csv_rows(lines, most)
     header = next(rows, None)
@@ -192,7 +186,7 @@ def _read_csv(
         columns.pop()
     try:
         _check_columns(columns)
-        _check_needed(columns, else_)
+        _check_needed(columns, defaults)
     except InvalidDraft as error:
         raise _in_line(line, error) from None
     for row in rows:
@@ -211,7 +205,7 @@ def _read_csv(
             for name, value in zip(columns, values, strict=True)
             if value.strip()
         }
-        yield _row(line, size, given, given, else_)
+        yield _row(line, size, given, given, defaults)
 
 
 def _in_line(line: int, error: InvalidValue) -> InvalidDraft:
@@ -299,7 +293,7 @@ def _unread(error: Exception, first: int, last: int) -> InvalidDraft:
 
 
 def _read_jsonl(
-    lines: Iterator[str], else_: Mapping[str, str], most: int
+    lines: Iterator[str], defaults: Mapping[str, str], most: int
 ) -> Iterator[DraftRow | BadRow]:
     is_first = True
     for line, text in enumerate(lines, start=1):
@@ -309,7 +303,8 @@ def _read_jsonl(
         try:
             if isinstance(text, _Cut):
                 raise _too_long(most)
-            row = _unwrapped(_json_line(text))
+            _require(not _unreadable(text), "row", "is no UTF-8", "UTF-8")
+            row = _unwrapped(read_json("row", text))
             _require(isinstance(row, dict), "row", kind_of(row), "a JSON object")
             _check_columns(row)
         except InvalidDraft as error:
@@ -319,17 +314,16 @@ def _read_jsonl(
             continue
         is_first = False
         yield _row(
-            line, len(text), row, {name: row[name] for name in row if row[name] is not None}, else_
+            line,
+            len(text),
+            row,
+            {name: row[name] for name in row if row[name] is not None},
+            defaults,
         )
 
 
 def _too_long(most: int) -> InvalidDraft:
     return InvalidDraft("row", "is too long", f"at most {most:,} bytes")
-
-
-def _json_line(text: str) -> Any:
-    _require(not _unreadable(text), "row", "is no UTF-8", "UTF-8")
-    return read_json("row", text)
 
 
 def _unwrapped(value: Any) -> Any:
@@ -339,20 +333,23 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _row(
-    line: int, size: int, row: Any, given: Mapping[str, Any], else_: Mapping[str, str]
+    line: int, size: int, row: Any, given: Mapping[str, Any], defaults: Mapping[str, str]
 ) -> DraftRow | BadRow:
-    values = {**else_, **given}
+    values = {**defaults, **given}
     try:
         for name in ("channel", "recipient"):
             _require(name in values, name, "not given", "one for every row")
         _read_body(values)
         for name in _LENGTHS:
             if name in values:
-                values[name] = _length(name, values[name])
+                values[name] = parse_length(str(values[name]), name)
         if "fold" in values:
-            values["fold"] = _fold(values["fold"])
-    except InvalidDraft as error:
-        return BadRow(line, row, error)
+            fold = values["fold"]
+            accepted = "0 for the first, 1 for the second time"
+            _require(str(fold) in ("0", "1"), "fold", f"cannot read {quoted(fold)}", accepted)
+            values["fold"] = int(fold)
+    except InvalidValue as error:
+        return BadRow(line, row, InvalidDraft(error.field, error.problem, error.accepted))
     return DraftRow(line=line, size=size, row=row, **values)
 
 
@@ -371,20 +368,6 @@ def _read_body(values: dict[str, Any]) -> None:
 def _require(holds: bool, name: str, problem: str, accepted: str) -> None:
     if not holds:
         raise InvalidDraft(name, problem, accepted)
-
-
-def _length(name: str, value: object) -> timedelta:
-    try:
-        return parse_length(str(value))
-    except InvalidValue as refused:
-        raise InvalidDraft(name, refused.problem, refused.accepted) from None
-
-
-def _fold(value: object) -> int:
-    readable = isinstance(value, str | int) and value in _FOLDS
-    problem = f"cannot read {quoted(value)}"
-    _require(readable, "fold", problem, "0 for the first, 1 for the second time")
-    return _FOLDS[value]
 
 
 def _unreadable(text: str) -> bool:
@@ -407,11 +390,9 @@ def _check_columns(names: Iterable[str]) -> None:
         seen.add(name)
 
 
-def _check_needed(columns: Sequence[str], else_: Mapping[str, str]) -> None:
+def _check_needed(columns: Sequence[str], defaults: Mapping[str, str]) -> None:
     for names in _NEEDED:
-        if set(names) & set(else_):
-            continue
-        if not set(names) & set(columns):
+        if set(names).isdisjoint([*defaults, *columns]):
             hint = ", or --channel" if "channel" in names else ""
             raise InvalidDraft("columns", f"{' or '.join(names)} is missing", f"one{hint}")
 
@@ -431,7 +412,8 @@ class RefusedRows(AbstractContextManager["RefusedRows"]):
         try:
             if path.exists() and (not path.is_file() or path.stat().st_size > 0):
                 raise InvalidValue(str(path), "exists", "another file with --rejected")
-            self._stream = self.path.open("w", encoding="utf-8")
+            # What is no UTF-8 is written as JSON escapes it.
+            self._stream = self.path.open("w", encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise self._unwritten(error) from None
 
@@ -445,13 +427,8 @@ class RefusedRows(AbstractContextManager["RefusedRows"]):
             raise self._unwritten(error) from None
 
     def write(self, refused: dict[str, Any]) -> None:
-        text = json.dumps(refused, ensure_ascii=False)
         try:
-            text.encode()
-        except UnicodeEncodeError:
-            text = json.dumps(refused)
-        try:
-            self._stream.write(text + "\n")
+            self._stream.write(json.dumps(refused, ensure_ascii=False) + "\n")
         except OSError as error:
             raise self._unwritten(error) from None
         self.count += 1
