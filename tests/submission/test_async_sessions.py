@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, TypeAlias, cast
@@ -24,11 +22,8 @@ from sqlalchemy.ext.asyncio import (
     create_async_engine,
 )
 from sqlalchemy.orm import Session
-from sqlalchemy.util import greenlet_spawn
 
 from dispatcher import InvalidDraft, Message, QuotaExceeded
-from dispatcher.store.event_loop import beside_the_loop
-from dispatcher.store.outbox import watch_of
 from tests.support.callers import SOON, metadata, ordered, orders, queued
 from tests.support.environment import frozen
 from tests.support.house import BODY, House
@@ -203,26 +198,6 @@ def test_a_cancelled_call_leaves_the_session_to_its_caller(
 
 
 @on_postgresql
-def test_a_call_cancelled_in_a_statement_leaves_a_session_to_roll_back(house: House) -> None:
-    async def story() -> None:
-        async with callers(house) as engine, AsyncSession(engine) as first:
-            await remind(house, first, idempotency_key="key")
-            async with AsyncSession(engine) as caller:
-                task = asyncio.create_task(remind(house, caller, "ben", idempotency_key="key"))
-                await asyncio.to_thread(wait_until, lambda: blocked(house) == 1)
-                task.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await task
-                await caller.rollback()
-                assert set(house.all_members()) == {"ada"}
-                await remind(house, caller, "cyd")
-                await caller.commit()
-
-    asyncio.run(story())
-    assert house.reservations() == house.all_members() != {}
-
-
-@on_postgresql
 def test_a_commit_that_is_cancelled_gives_its_connection_back(
     build: Build, own_redis: RedisServer
 ) -> None:
@@ -323,93 +298,3 @@ def blocked(house: House) -> int:
     """Return how many statements wait for a lock."""
     waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
     return house.database.run(lambda connection: int(connection.scalar(text(waits)) or 0))
-
-
-@on_sqlite
-def test_calls_on_one_connection_follow_each_other(house: House) -> None:
-    async def story() -> None:
-        async with callers(house) as engine, engine.connect() as caller:
-            await asyncio.gather(*(remind(house, caller, f"name {n}") for n in range(50)))
-            assert sum(each.name.startswith("dispatcher") for each in threading.enumerate()) <= 8
-            await caller.commit()
-
-    asyncio.run(story())
-    assert len(house.rows()) == len(house.all_members()) == 50
-
-
-def test_work_beside_the_loop_waits_for_no_thread_and_is_done_though_its_task_is_cancelled() -> (
-    None
-):
-    """The promise: what follows a commit or a rollback happens."""
-    free, begun, done = threading.Event(), threading.Event(), threading.Event()
-
-    def work() -> None:
-        begun.set()
-        free.wait(DEADLINE)
-        done.set()
-
-    async def story() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_default_executor(ThreadPoolExecutor(1))
-        busy = loop.run_in_executor(None, free.wait, DEADLINE)
-        task = asyncio.create_task(greenlet_spawn(beside_the_loop, work))
-        await asyncio.sleep(0)
-        assert begun.wait(DEADLINE)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        free.set()
-        await busy
-
-    asyncio.run(story())
-    assert done.wait(DEADLINE)
-
-
-@on_sqlite
-def test_the_garbage_collector_does_not_give_the_loop_away(house: House) -> None:
-    """It may return an abandoned connection in the midst of anything, where locks are held."""
-    in_its_midst = seen = False
-
-    def abandon() -> None:
-        connection = house.database.engine.connect().execution_options(
-            isolation_level="SERIALIZABLE"
-        )
-        watch_of(connection, lambda *_: None)
-
-    def collect() -> None:
-        nonlocal in_its_midst
-        in_its_midst = True
-        abandon()
-        gc.collect()
-        in_its_midst = False
-
-    async def story() -> None:
-        nonlocal seen
-        task = asyncio.create_task(greenlet_spawn(collect))
-        while not task.done():
-            await asyncio.sleep(0)
-            seen |= in_its_midst
-        await task
-
-    asyncio.run(story())
-    assert not seen
-
-
-@on_sqlite
-def test_the_end_of_a_transaction_is_noticed_though_its_connection_is_gone_before_a_thread_begins(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A cancelled task lets go of the connection while the work waits for its turn."""
-    works: list[Any] = []
-    ended: list[bool] = []
-    monkeypatch.setattr("dispatcher.store.outbox.beside_the_loop", works.append)
-
-    def commit() -> None:
-        with house.database.engine.connect() as connection:
-            watch_of(connection, lambda _, is_certain: ended.append(is_certain))
-
-    commit()
-    gc.collect()
-    for work in works:
-        work()
-    assert ended == [True]

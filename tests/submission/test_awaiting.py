@@ -67,32 +67,6 @@ def test_a_cancelled_asubmit_goes_on_or_never_began(build: Build, own_redis: Red
     assert again == stored | {names[4]: again[names[4]]}
 
 
-@on_sqlite
-def test_thousands_wait_in_the_loop_and_few_for_a_thread(
-    build: Build, own_redis: RedisServer
-) -> None:
-    """To give each to the threads at once held the loop for a third of a second."""
-    house = build(server=own_redis)
-    house.dispatcher.submit(**asked("somebody first"))
-    pool = house.dispatcher._threads
-
-    async def story() -> None:
-        with frozen(own_redis.pid):
-            every = (house.dispatcher.asubmit(**asked(f"name {n}")) for n in range(2_000))
-            tasks = [asyncio.create_task(each) for each in every]
-            for _ in range(3):
-                await asyncio.sleep(0)
-                assert pool._work_queue.qsize() <= 8
-            for each in tasks:
-                each.cancel()
-            await asyncio.wait(tasks)
-        await house.dispatcher.aclose()
-
-    asyncio.run(story())
-    assert len(house.rows()) - 1 <= 4
-    assert house.all_members() == house.reservations()
-
-
 def waiting(house: House) -> bool:
     """Whether one call waits because all threads are at work."""
     pool = house.dispatcher._threads

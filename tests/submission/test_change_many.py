@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -81,24 +81,6 @@ def test_later_is_later_than_promised_and_moves_zone_and_expiry_as_asked(house: 
     assert agree(house)
     with pytest.raises(InvalidDraft, match="later: given together"):
         house.dispatcher.reschedule(messages[0].id, later=HOUR, send_in=HOUR)
-
-
-@pytest.mark.parametrize("latest", [None, FAR + timedelta(days=8)])
-def test_a_long_search_is_decided_before_later_moves(build: Build, latest: datetime | None) -> None:
-    """It finds the slot that a later one would take, and counts it once."""
-    house = build(quotas="2/day in UTC")
-    first = house.submit(send_at=FAR.replace(hour=23, minute=30))
-    for day in range(1, 7):
-        for _ in range(2):
-            house.submit(send_at=FAR + timedelta(days=day))
-    second = house.submit(send_at=FAR.replace(hour=10) + timedelta(days=7))
-    answers = house.dispatcher.reschedule_many(
-        [first.id, second.id], later=HOUR, on_conflict="shift", latest=latest
-    )
-    assert [each.send_at.date() for each in answers if isinstance(each, Message)] == [
-        (FAR + timedelta(days=7)).date()
-    ] * 2
-    assert agree(house)
 
 
 def test_a_cancel_a_claim_and_a_move_meanwhile_are_seen_by_each(build: Build) -> None:
@@ -213,29 +195,6 @@ def test_failed_messages_are_retried_each_as_alone(slow: House) -> None:
     assert slow.again(failed[0]).max_attempts == 1 + slow.settings.channels["memory"].max_attempts
     [again] = slow.dispatcher.retry_many([held.id], perhaps_sent=True)
     assert isinstance(again, Message)
-
-
-@pytest.mark.every_database
-def test_each_cancel_is_answered_in_order_and_gives_its_quota_back(house: House) -> None:
-    messages = [house.submit(f"r{n}", send_at=LATER) for n in range(5)]
-    house.dispatcher.cancel(messages[1].id)
-    house.change([messages[2]], status="sent", finished_at=house.database_time())
-    nobody = new_id()
-    ids = [*(each.id for each in messages), nobody, messages[0].id]
-    answers = house.dispatcher.cancel_many(ids)
-    gone = Status.CANCELLED
-    assert [each.status if isinstance(each, Message) else type(each) for each in answers] == [
-        gone,
-        gone,
-        TooLate,
-        gone,
-        gone,
-        MessageNotFound,
-        gone,
-    ]
-    assert house.all_members() == {"r2": house.members("r2")}
-    for number in (0, 1, 3, 4):
-        assert house.submit(f"r{number}", send_at=LATER).send_at == LATER
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

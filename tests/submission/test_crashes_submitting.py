@@ -16,7 +16,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy.orm import Session
 
-from dispatcher import Dispatcher, Draft, Message, QuotaExceeded, Status
+from dispatcher import Dispatcher, Draft, Message, Status
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import scope_of, shard_of
 from dispatcher.times.clock import SystemClock
@@ -150,34 +150,6 @@ def test_a_submit_that_dies_leaves_its_message_or_nothing_and_can_be_repeated(
     heal(house)
     judge(house, [each.id for each in messages])
     assert len(lines(house)) == 2 * len(messages), "each begins once and ends once"
-
-
-@on_postgresql
-@pytest.mark.parametrize(
-    "point",
-    a_third_of(["reserve.between_shards", "submit.after_commit", "submit.after_reserve",
-                "reserve.between_shards@2"]),
-)  # fmt: skip
-def test_a_reservation_of_a_killed_submit_counts_until_it_is_found_to_be_an_orphan(
-    house: House, point: str
-) -> None:
-    at: dict[str, Any] = {"send_in": None, "send_at": house.clock.now() + 2 * HOUR}
-    die(point, submits_at, house.settings, at["send_at"])
-    with pytest.raises(QuotaExceeded):
-        submits(house.dispatcher, **at, idempotency_key="another")
-    reconcile(house)
-    if house.rows():
-        with pytest.raises(QuotaExceeded):
-            submits(house.dispatcher, **at, idempotency_key="another")
-    else:
-        assert windows_of(house) == {}
-        submits(house.dispatcher, **at, idempotency_key="another")
-    assert len(house.rows()) == 1
-    assert windows_of(house) == promised(house)
-
-
-def submits_at(dispatcher: Dispatcher, at: datetime) -> None:
-    submits(dispatcher, send_in=None, send_at=at)
 
 
 def cancels(dispatcher: Dispatcher, message_id: UUID) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -15,12 +14,11 @@ from dispatcher import (
     InvalidSendTime,
     Message,
     QuotaExceeded,
-    StoreUnavailable,
 )
 from dispatcher.times.send_time import to_ms
 from tests.support.all_windows import let_graces_pass
 from tests.support.callers import callers_engine
-from tests.support.doubles import Between, once, raising
+from tests.support.doubles import Between, once
 from tests.support.house import FAR, House, draft
 from tests.support.house_fixtures import Build
 
@@ -106,24 +104,6 @@ def in_a_session(house: House, **asked: Any) -> Message:
         return message
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_zone_and_hours_are_content_whichever_way_it_is_submitted(house: House, way: str) -> None:
-    zoned = {"zone": "Asia/Tokyo", "quiet_hours": "21:00-08:00"}
-    first = WAYS[way](house, zoned)
-    before = house.snapshot()
-    alike = [
-        zoned,
-        {"zone": "Asia/Tokyo", "send_window": "08:00-21:00"},
-        {"zone": "Asia/Tokyo", "quiet_hours": "mon-sun 21:00-08:00"},
-    ]
-    for asked in alike:
-        assert WAYS[way](house, asked) == first
-    for asked in ({}, zoned | {"zone": "Asia/Seoul"}, zoned | {"quiet_hours": "22:00-08:00"}):
-        with pytest.raises(IdempotencyConflict):
-            WAYS[way](house, asked)
-    assert house.snapshot() == before
-
-
 def test_a_refused_submit_does_not_use_its_key_up(house: House) -> None:
     house.submit(send_at=SOON)
     before = house.snapshot()
@@ -172,37 +152,6 @@ def test_the_same_key_for_another_scope_in_the_middle_of_a_submit_has_one_winner
     lost = next(each for each in answers if isinstance(each, IdempotencyConflict))
     assert lost.message_id == won.id
     assert house.reservations() == house.all_members() == {won.scope: {won.id: to_ms(SOON)}}
-
-
-@pytest.mark.parametrize("fail", [{"first"}, {"second"}, {"first", "second"}], ids=sorted)
-def test_of_duplicates_that_fail_each_gives_up_its_own_share_of_the_place(
-    build: Build, fail: set[str]
-) -> None:
-    house, duplicate = build(), build()
-    before = house.snapshot()
-    answers: list[Message] = []
-
-    def submit(own: House) -> None:
-        with suppress(StoreUnavailable):
-            answers.append(keyed(own))
-
-    def first() -> None:
-        submit(duplicate)
-        if "first" in fail:
-            raise StoreUnavailable("an SQL error")
-
-    if "second" in fail:
-        fails = raising(StoreUnavailable("an SQL error"))
-        duplicate.swap("messages", Between(duplicate.parts.messages, before={"add": fails}))
-    house.swap("messages", Between(house.parts.messages, before={"add": once(first)}))
-    submit(house)
-    if not answers:
-        assert house.snapshot() == before
-        return
-    assert len(answers) == 1
-    assert house.reservations() == house.all_members() == {"ada": {answers[0].id: to_ms(SOON)}}
-    with pytest.raises(QuotaExceeded):
-        house.submit(send_at=SOON)
 
 
 RELATIVE: dict[str, Any] = {"send_at": None, "send_in": 5 * MINUTE}

@@ -7,8 +7,6 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-import pytest
-
 from dispatcher import Dispatcher, IdempotencyConflict, Message, Settings
 from dispatcher.times.send_time import to_ms
 from tests.support.clock import MovableClock
@@ -30,17 +28,6 @@ def wish(key: str, hours: int = 0) -> dict[str, Any]:
         "send_at": SOON + timedelta(hours=hours),
         "idempotency_key": key,
     }
-
-
-@pytest.mark.every_database
-def test_threads_with_one_key_make_one_message(house: House) -> None:
-    for turn in range(3):
-        asked = wish(f"key {turn}", hours=turn)
-        answers = at_once([partial(house.dispatcher.submit, **asked)] * THREADS)
-        assert [each for each in answers if isinstance(each, Exception)] == []
-        assert len({each.id for each in answers if isinstance(each, Message)}) == 1
-    assert len(house.rows()) == 3
-    assert house.reservations() == house.all_members()
 
 
 def test_threads_with_one_key_and_two_contents_agree_on_one(house: House) -> None:

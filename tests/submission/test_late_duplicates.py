@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any, cast
+from typing import cast
 from uuid import UUID
 
 import pytest
@@ -84,16 +84,6 @@ def between_read_and_release(house: House, action: Callable[[], object], when: s
     sweep["store"] = Between(sweep["store"], **{when: {"reserved_times": once(action)}})
 
 
-def test_a_second_submit_renews_the_wait_of_the_place_it_shares(house: House) -> None:
-    first = book(house, Submit("key", "print"))
-    age_pending(house)
-    assert book(house, Submit("key", "print")) == first
-    reconciled = house.parts.reconciler.reconcile()
-    assert (reconciled.confirmed, reconciled.released) == (0, 0)
-    assert house.members() == {first: to_ms(SOON)}
-    assert house.pending() == {first}
-
-
 @pytest.mark.every_database
 def test_a_row_stored_after_the_sweep_looked_has_its_place(build: Build) -> None:
     house, second, first = orphaned(build)
@@ -163,41 +153,6 @@ def test_a_submit_whose_reservation_is_given_up_twice_ends_and_leaves_nothing(
     assert house.rows() == []
 
 
-def test_a_submit_that_stood_still_for_long_is_told_of_its_duplicate(build: Build) -> None:
-    """The duplicate has the place and the key, and what tells them apart in Redis has ended."""
-    house, second = build(), build()
-    told: list[Message] = []
-
-    def sweep() -> None:
-        sweep_late(house)
-        told.append(keyed(house))
-        assert house.redis.delete(house.keys("ada").duplicates("key"))
-
-    second.swap("messages", Between(second.parts.messages, before={"add": once(sweep)}))
-    assert keyed(second) == told[0]
-    assert house.reservations() == house.all_members() == {"ada": {told[0].id: to_ms(SOON)}}
-
-
-@pytest.mark.every_database
-@pytest.mark.parametrize("key", ["key", None])
-def test_a_submit_that_stood_still_and_dies_right_after_the_insert_promises_nothing(
-    build: Build, key: str | None
-) -> None:
-    """Nobody would look again whether its place is still there."""
-    house, second = build(), build()
-    taken: list[Message] = []
-
-    def sweep() -> None:
-        sweep_late(house)
-        taken.append(house.submit(send_at=SOON))
-
-    hooks: Any = {"before": {"add": once(sweep)}, "after": {"add": raising(Died())}}
-    second.swap("messages", Between(second.parts.messages, **hooks))
-    with pytest.raises(QuotaExceeded):
-        second.submit(send_at=SOON, idempotency_key=key)
-    assert house.reservations() == house.all_members() == {"ada": {taken[0].id: to_ms(SOON)}}
-
-
 @pytest.mark.every_database
 def test_a_batch_that_stood_still_until_its_places_were_given_up_books_others(
     build: Build,
@@ -245,16 +200,6 @@ def test_an_id_given_up_is_no_message_and_is_pruned(build: Build) -> None:
     old = update(messages).values(next_attempt_at=long_ago)
     house.database.run(lambda each: each.execute(old))
     assert house.parts.sweep.prune() == 1
-
-
-def test_a_place_looked_at_again_after_the_sweep_looked_is_confirmed(house: House) -> None:
-    message = house.submit(send_at=SOON)
-    age_pending(house)
-    again = once(lambda: book(house, message_id=message.id))
-    between_read_and_release(house, again, "after")
-    house.parts.reconciler.reconcile()
-    assert house.members() == {message.id: to_ms(SOON)}
-    assert house.pending() == {message.id}
 
 
 def test_an_orphan_beside_a_renewed_place_goes(build: Build) -> None:

@@ -18,7 +18,6 @@ from dispatcher import (
     Message,
     QuietHours,
     QuotaExceeded,
-    ReservationsUnavailable,
     Status,
     StoreUnavailable,
 )
@@ -109,31 +108,6 @@ def test_a_task_for_the_old_time_sends_nothing(slow: House) -> None:
     slow.dispatcher.reschedule(message.id, send_in=3 * HOUR)
     assert slow.deliver(message) == 0
     assert slow.sent == []
-
-
-@pytest.mark.every_database
-def test_a_move_whose_row_was_changed_otherwise_in_that_moment_has_its_place(
-    house: House, message: Message
-) -> None:
-    """Its own look at the row tells of another expiry; the time is the one that it holds."""
-    end = LATER + 9 * HOUR
-
-    def other() -> None:
-        house.change([message], expires_at=end)
-
-    messages, change = house.parts.messages, once(other)
-
-    def move(given: Sequence[NewSlot], **values: Any) -> dict[UUID, Movable]:
-        messages.move(given, **values)
-        change()
-        return messages.movables([each.found.message.id for each in given])
-
-    double = Between(messages)
-    vars(double)["move"] = move
-    vars(house.parts.moves)["messages"] = double
-    moved = house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
-    assert moved.send_at == LATER + HOUR
-    assert settled(house)
 
 
 @pytest.mark.every_database
@@ -301,41 +275,6 @@ def test_a_place_that_a_slow_move_has_lost_in_one_shard_is_restored(
     assert windows_of(house) == promised(house)
 
 
-def test_a_slow_move_leaves_its_old_place_until_it_has_looked_at_the_new_one(
-    house: House, message: Message
-) -> None:
-    """It is pending: where the look fails, or its process dies, reconcile restores the new one."""
-
-    def lose() -> None:
-        house.redis.flushall()
-        house.open()
-        house.moved.advance(house.settings.settle + timedelta(milliseconds=1))
-
-    between(house, "messages", before={"move": once(lose)})
-    closed = ReservationsUnavailable("redis did not answer")
-    between(house, "upkeep", before={"restore_missing": raising(closed)})
-    moved = house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
-    assert moved.send_at == LATER + HOUR
-    assert house.members() == {message.id: to_ms(LATER)}
-    past_the_grace(house)
-    assert windows_of(house) == promised(house)
-
-
-def test_both_places_stay_while_the_message_cannot_be_barred_from_moving(
-    house: House, message: Message
-) -> None:
-    """SQLite lets nobody in beside one who writes."""
-    move(house.parts.windows, message.id, terms=Terms.own(message.scope), send_at=LATER + HOUR)
-    window = house.keys(message.scope).window(message.scope)
-    sweep = vars(house.parts.reconciler)
-    locked = raising(StoreUnavailable("the database is locked"))
-    sweep["store"] = Between(sweep["store"], before={"bar_moves": locked})
-    past_the_grace(house)
-    assert house.redis.zcard(window) == 2
-    past_the_grace(house)
-    assert house.redis.zcard(window) == 1
-
-
 def test_an_update_that_met_a_try_in_between_is_made_again(slow: House) -> None:
     message = slow.submit()
     real = slow.parts.changes.messages
@@ -405,18 +344,6 @@ def test_a_message_whose_zone_this_host_lacks_is_listed_moved_cancelled_and_sent
     assert settled(house)
     [told] = [record for record in caplog.records if zone in record.message]
     assert "judged by the zone of the settings" in told.message
-
-
-def test_the_same_time_is_judged_anew_by_another_zone(house: House) -> None:
-    message = house.submit(send_at="2100-01-02T10:00", zone="Asia/Tokyo", send_window="09:00-17:00")
-    before = house.snapshot()
-    with pytest.raises(QuietHours) as refused:
-        house.dispatcher.reschedule(message.id, send_at=message.send_at, set_zone=BERLIN)
-    assert refused.value.zone == BERLIN
-    assert house.snapshot() == before
-    moved = house.dispatcher.reschedule(message.id, send_at=message.send_at, set_zone="Asia/Seoul")
-    assert (moved.zone, moved.send_at) == ("Asia/Seoul", message.send_at)
-    assert settled(house)
 
 
 def test_a_zone_that_only_reads_local_times_changes_no_message(house: House) -> None:

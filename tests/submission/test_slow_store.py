@@ -21,16 +21,14 @@ from dispatcher import (
     StoreUnavailable,
 )
 from dispatcher.reservation import BookingRequest
-from dispatcher.store.engines import InsertFailed
 from dispatcher.submission.reserver import LOOKING_SECONDS
 from dispatcher.submission.validation import terms_for
 from dispatcher.times.send_time import to_ms
 from tests.support.doubles import Between, once, raising
-from tests.support.house import FAR, House, draft, house_on
+from tests.support.house import FAR, House, draft
 from tests.support.house_fixtures import Build
 from tests.support.reserving import cancel as cancelled
 from tests.support.reserving import window
-from tests.support.servers import RedisServer
 
 MINUTE = timedelta(minutes=1)
 SOON = FAR + MINUTE
@@ -264,31 +262,6 @@ def test_a_batch_waits_for_a_lost_redis_once(build: Build) -> None:
     assert sum(house.moved.sleeps) < 2 * LOOKING_SECONDS
 
 
-@pytest.mark.long
-def test_a_batch_asks_a_redis_that_hangs_about_one_message_alone(database_url: str) -> None:
-    with RedisServer() as server, house_on(server, database_url) as house:
-        asked: list[str] = []
-
-        def book() -> None:
-            asked.append("book")
-            house.moved.advance(timedelta(seconds=2))  # as long as the client waits and repeats
-
-        hooks = {"book": book, "withdraw": lambda: asked.append("free")}
-        windows = Between(house.parts.windows, before=hooks)
-
-        def hang() -> None:
-            vars(house.parts.reserver)["windows"] = windows
-            house.redis.client_pause(600_000)
-
-        slow_batch(house, hang)
-        results = list(house.dispatcher.submit_many(drafts(20)))
-        assert house.rows() == []
-    errors = [each.error for each in results if isinstance(each, Rejection)]
-    assert [type(each) for each in errors] == 20 * [ReservationsUnavailable]
-    assert asked.count("free") == 1
-    assert asked.count("book") == 1 + len(house.moved.sleeps)
-
-
 @pytest.mark.parametrize("key", [None, "key"])
 def test_a_second_look_that_one_shard_does_not_answer_leaves_every_shard_alike(
     build: Build, key: str | None
@@ -308,31 +281,6 @@ def test_a_second_look_that_one_shard_does_not_answer_leaves_every_shard_alike(
         house.open()
         assert house.members() == {message.id: to_ms(SOON)}
         assert house.dispatcher.verify_windows().equal
-
-
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-@pytest.mark.parametrize("key", [None, "key"])
-def test_a_row_whose_insert_was_not_answered_is_looked_at_as_ones_own(
-    build: Build, key: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    house, other = build(), build()
-    name = "_insert_keyed_directly" if key else "_insert_directly"
-    insert = getattr(house.parts.messages, name)
-    assert insert is not None
-
-    def lose_the_answer(values: Sequence[Any]) -> bool:
-        house.moved.advance(house.settings.settle + timedelta(milliseconds=1))
-        house.redis.flushall()
-        other.open()
-        other.submit("ada", send_at=SOON)
-        insert(values)
-        raise InsertFailed(perhaps_done=True)
-
-    monkeypatch.setattr(house.parts.messages, name, lose_the_answer)
-    with pytest.raises(QuotaExceeded):
-        house.submit("ada", send_at=SOON, idempotency_key=key)
-    scheduled = house.dispatcher.select(status="scheduled")
-    assert [each.idempotency_key for each in scheduled] == [None]
 
 
 @pytest.mark.parametrize("keys", [(None, None), ("one", "two")])
@@ -363,15 +311,3 @@ def test_a_batch_whose_copy_was_not_answered_is_looked_at_as_ones_own(
     assert [type(each) for each in results] == [Rejection, Message]
     scheduled = house.dispatcher.select(status="scheduled")
     assert sorted(each.recipient for each in scheduled) == ["ada", "bob"]
-
-
-def test_an_unreadable_window_refuses_its_message_alone(build: Build) -> None:
-    house = build()
-    window = house.keys("name 0").window("name 0")
-    slow_batch(
-        house,
-        lambda: house.redis.delete(window),
-        lambda: house.redis.set(window, "no window"),
-    )
-    results = house.dispatcher.submit_many(drafts(5))
-    assert [type(each) for each in results] == [Rejection, *4 * [Message]]

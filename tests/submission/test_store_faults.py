@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event
 
 from dispatcher import Draft, OutcomeUnknown, QuotaExceeded, StoreUnavailable
 from dispatcher.celery import tasks
@@ -77,20 +76,6 @@ def test_the_database_is_down(through: Through, far: FarDatabase) -> None:
     far.proxy.pass_all()
     house.submit(send_at=SOON)
     assert house.reservations() == house.all_members()
-
-
-@pytest.mark.every_database
-def test_the_database_went_down_since_the_last_submit(through: Through, far: FarDatabase) -> None:
-    house = through(settle=0.001, reconcile_grace=0.002)
-    house.submit("ben", send_at=SOON)
-    far.proxy.refuse()
-    far.proxy.cut_all()
-    with pytest.raises(StoreUnavailable):  # OutcomeUnknown: the line broke after the question
-        house.submit(send_at=SOON)
-    far.proxy.pass_all()
-    wait_until(lambda: house.reconciled().members() == {})
-    assert len(house.rows()) == 1
-    house.submit(send_at=SOON)
 
 
 @pytest.mark.every_database
@@ -167,25 +152,6 @@ def test_mariadb_is_read_only(build: Build, database_url: str) -> None:
     )
 
 
-@on_postgresql
-def test_a_lock_is_waited_for_once(build: Build, database_url: str) -> None:
-    house = build(database_url=f"{database_url}&options=-c%20lock_timeout%3D100ms")
-    inserts: list[str] = []
-
-    @event.listens_for(house.parts.database.engine, "before_cursor_execute")
-    def note(_: object, __: object, statement: str, *___: object) -> None:
-        inserts.append(statement)
-
-    with house.database.engine.connect() as other:
-        other.exec_driver_sql("BEGIN")
-        other.exec_driver_sql("LOCK TABLE dispatcher_messages")
-        with pytest.raises(StoreUnavailable, match="55P03"):
-            house.submit(send_at=SOON)
-        other.exec_driver_sql("ROLLBACK")
-    assert inserts == [], "it was asked again, through SQLAlchemy"
-    assert not house.all_members()
-
-
 @on_sqlite
 def test_sqlite_is_read_only(build: Build, sqlite_template: Path, tmp_path: Path) -> None:
     path = tmp_path / "read-only.db"
@@ -237,24 +203,3 @@ def test_an_answer_that_never_comes_is_an_unknown_outcome_that_keeps_its_place(
     assert house.submit(send_at=SOON, idempotency_key="key").id == message_id
     wait_until(lambda: house.reconciled().pending() == set())
     assert house.reservations() == house.all_members()
-
-
-@pytest.mark.parametrize("far", ["postgresql"], indirect=True)
-def test_a_line_that_breaks_before_the_insert_is_done_leaves_nothing_after_the_grace(
-    through: Through, far: FarDatabase
-) -> None:
-    house = through(settle=0.001, reconcile_grace=0.002)
-    house.sql(
-        "CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-        "PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NEW; END $$"
-    )
-    house.sql(
-        "CREATE TRIGGER die BEFORE INSERT ON dispatcher_messages "
-        "FOR EACH ROW EXECUTE FUNCTION die()"
-    )
-    with pytest.raises(OutcomeUnknown):
-        house.submit(send_at=SOON)
-    assert house.rows() == []
-    house.sql("DROP TRIGGER die ON dispatcher_messages")
-    wait_until(lambda: house.reconciled().members() == {})
-    house.submit(send_at=SOON)

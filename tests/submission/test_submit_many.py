@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import signal
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, cast
 
 import pytest
-from sqlalchemy import Connection, event, update
+from sqlalchemy import Connection, update
 
 from dispatcher import (
     BatchRefused,
@@ -30,12 +29,9 @@ from dispatcher import (
     StoreUnavailable,
     UnknownChannel,
 )
-from dispatcher.message import read_json
-from dispatcher.reservation import Copies
-from dispatcher.submission.validation import DraftValidator, ValidDraft
 from tests.support.doubles import Between, once, raising
 from tests.support.house import FAR, House, draft
-from tests.support.house_fixtures import Build, on_postgresql, on_sqlite
+from tests.support.house_fixtures import Build, on_postgresql
 from tests.support.waiting import wait_until
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
@@ -288,21 +284,6 @@ def test_memory_does_not_grow_with_the_number_of_drafts(
     assert many < 1.5 * few
 
 
-def test_json_is_read_without_collections() -> None:
-    """Of 20,000 lists in 60 KB it would be thirty, for 100 ms in one call."""
-    phases, text = list[str](), "[" + "[]," * 20_000 + "[]]"
-
-    def noted(phase: str, _: object) -> None:
-        phases.append(phase)
-
-    gc.callbacks.append(noted)
-    try:
-        assert len(read_json("body", text)) == 20_001
-    finally:
-        gc.callbacks.remove(noted)
-    assert len(phases) < 10
-
-
 @pytest.mark.every_database
 def test_a_lost_reply_of_the_store_gives_no_place_back(house: House) -> None:
     """The rows were stored, the line broke, and the database stays away."""
@@ -354,24 +335,6 @@ def test_all_or_none_refuses_a_key_that_is_used_twice(house: House) -> None:
     assert "belongs to an earlier draft" in str(conflict)
 
 
-def test_drafts_of_one_key_are_each_judged_twice_at_most(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each refusal frees the key for the next one; else 1,000 such drafts take a minute."""
-    house.submit("ada", send_at=LATER)
-    judged: list[object] = []
-    real = DraftValidator.validated
-
-    def counted(validator: DraftValidator, draft: Draft, *, now: datetime) -> ValidDraft:
-        judged.append(draft)
-        return real(validator, draft, now=now)
-
-    monkeypatch.setattr(DraftValidator, "validated", counted)
-    asked = [draft("ada", idempotency_key="key", body={"n": n}) for n in range(30)]
-    assert set(errors(house.dispatcher.submit_many(asked))) == {QuotaExceeded}
-    assert len(judged) <= 2 * len(asked)
-
-
 BREAKS: dict[str, tuple[str, str, str, BaseException]] = {
     "the look-up of its keys": ("own_transaction", "messages", "with_keys", StoreUnavailable("")),
     "its reservations": ("reserver", "windows", "book", ReservationsUnavailable("")),
@@ -416,22 +379,6 @@ def accepted(result: Message | Rejection) -> Message:
     """Return the message of a draft that was not refused."""
     assert isinstance(result, Message)
     return result
-
-
-@on_sqlite
-def test_a_transaction_that_is_run_again_stores_every_row(house: House) -> None:
-    """The line breaks at COMMIT, when all rows have been read."""
-    lines: list[Any] = []
-
-    @event.listens_for(house.parts.database.engine, "before_cursor_execute")
-    def cut(connection: Any, _: object, statement: str, *__: object) -> None:
-        if statement == "COMMIT" and not lines:
-            lines.append(connection.connection.driver_connection)
-            lines[0].close()
-
-    results = house.dispatcher.submit_many(drafts(50))
-    assert all(isinstance(each, Message) for each in results)
-    assert len(house.rows()) == 50
 
 
 def test_a_batch_of_which_a_duplicate_stored_one_is_not_taken_for_stored(house: House) -> None:
@@ -540,44 +487,4 @@ def test_a_duplicate_known_late_is_the_answer_of_its_draft(build: Build, atomic:
     results = house.dispatcher.submit_many(KNOWN_LATE, atomic=atomic)
     assert results[1] == told[0]
     assert len(house.rows()) == 2
-    assert house.reservations() == house.all_members()
-
-
-def test_a_plan_counts_a_duplicate_known_late(
-    build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    house, other = build(), build()
-
-    def duplicate() -> None:
-        other.submit("ada", send_at=LATER, idempotency_key="key")
-        house.redis.delete(house.keys("ada").duplicates("key"))
-
-    real, act = Copies.reserve, once(duplicate)
-
-    def reserve(self: Copies, *given: Any, **more: Any) -> Any:
-        act()
-        return real(self, *given, **more)
-
-    monkeypatch.setattr(Copies, "reserve", reserve)
-    plan = house.dispatcher.plan(KNOWN_LATE)
-    assert (plan.accepted, plan.known) == (2, 1)
-
-
-@pytest.mark.parametrize("atomic", [False, True])
-def test_a_store_that_cannot_be_asked_about_a_duplicate_leaves_no_reservation(
-    build: Build, atomic: bool
-) -> None:
-    house, other = build(), build()
-    other.submit("ada", send_at=LATER)
-    calls: list[int] = []
-
-    def fail_the_second_time() -> None:
-        calls.append(1)
-        if len(calls) > 1:
-            raise StoreUnavailable("away")
-
-    own = vars(house.parts.own_transaction)
-    own["messages"] = Between(own["messages"], before={"with_keys": fail_the_second_time})
-    with pytest.raises(StoreUnavailable):
-        house.dispatcher.submit_many(KNOWN_LATE, atomic=atomic)
     assert house.reservations() == house.all_members()

@@ -13,12 +13,10 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select
-from sqlalchemy.event import registry
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
-from sqlalchemy.pool import Pool
 
-from dispatcher import ReservationsUnavailable, StoreUnavailable
+from dispatcher import StoreUnavailable
 from dispatcher.message import new_id
 from dispatcher.reservation import Terms
 from dispatcher.store.database import Database
@@ -153,21 +151,6 @@ def test_no_error_after_the_commit_reaches_the_caller(
     assert slow.reservations() == slow.all_members()
 
 
-def test_a_place_that_cannot_be_given_back_is_freed_by_reconcile(
-    build: Build, caplog: pytest.LogCaptureFixture
-) -> None:
-    house = build(**QUICK)
-    down = raising(ReservationsUnavailable("gone"))
-    reserver = vars(house.parts.reserver)
-    reserver["windows"] = Between(reserver["windows"], before={"withdraw": down})
-    with transaction(house) as session:
-        remind(house, session)
-        session.rollback()
-        assert len(house.members()) == 1
-    assert "reconcile releases them" in caplog.text
-    wait_until(lambda: house.reconciled().members() == {})
-
-
 @pytest.mark.every_database
 def test_an_outer_transaction_decides_for_the_session_inside(build: Build) -> None:
     house = build()
@@ -231,24 +214,6 @@ def test_the_end_is_noticed_where_the_engine_was_disposed_of_meanwhile(
         getattr(session, end)()
     assert queued(house) == (end == "commit")
     assert house.reservations() == house.all_members()
-
-
-@on_sqlite
-def test_the_end_is_noticed_in_a_pool_that_has_the_address_of_an_earlier_one(
-    build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """SQLAlchemy knows the targets of listeners by their addresses, also when they are gone."""
-
-    def address(target: object) -> int:
-        return 1 if isinstance(target, Pool) else id(target)
-
-    monkeypatch.setattr(registry, "id", address, raising=False)
-    house = build()
-    for _ in range(2):  # the first engine, disposed of, keeps the listeners of its earlier pool
-        with transaction(house) as session:
-            remind(house, session)
-            session.rollback()
-        assert house.members() == {}
 
 
 @on_postgresql

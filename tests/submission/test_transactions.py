@@ -116,19 +116,6 @@ def test_a_savepoint_takes_only_its_own_messages_away(
 
 
 @pytest.mark.every_database
-def test_a_key_rolled_back_by_a_savepoint_can_be_submitted_again(
-    house: House, engine: Engine
-) -> None:
-    with Session(engine) as session, session.begin():
-        savepoint = session.begin_nested()
-        remind(house, session, idempotency_key="key")
-        savepoint.rollback()
-        message = remind(house, session, idempotency_key="key", body={"text": "other"})
-    assert house.reservations() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
-    assert house.again(message).body == {"text": "other"}
-
-
-@pytest.mark.every_database
 @each_way
 def test_a_repeated_key_gives_the_message_of_the_same_transaction(
     house: House, engine: Engine, way: Way
@@ -235,22 +222,6 @@ def test_a_second_writer_on_sqlite_is_refused_and_leaves_the_first_alone(
         second.rollback()
         assert house.all_members() == {"ada": {message.id: to_ms(SOON)}}
         first.commit()
-    assert house.reservations() == house.all_members()
-
-
-@each_way
-def test_messages_of_one_transaction_see_each_other(house: House, engine: Engine, way: Way) -> None:
-    with calling(engine, way) as caller:
-        first = remind(house, caller)
-        with pytest.raises(QuotaExceeded) as caught:
-            remind(house, caller)
-        assert caught.value.conflicting == (first.id,)
-        shifted = remind(house, caller, on_conflict="shift")
-        assert shifted.send_at == SOON + MINUTE
-        order(caller)
-        caller.commit()
-    assert ordered(engine) == [1]
-    assert set(house.members()) == {first.id, shifted.id}
     assert house.reservations() == house.all_members()
 
 
@@ -420,17 +391,3 @@ def test_either_name_of_the_dialect_and_another_address_are_the_same_database(
             assert house.again(message) == message
             engine.dispose()
     assert house.reservations() == house.all_members() != {}
-
-
-@on_mariadb
-def test_a_server_that_took_over_is_asked_who_it_is(house: House, engine: Engine) -> None:
-    identity = house.parts.callers_transactions.store._identity
-    with Session(engine) as session:
-        remind(house, session)
-        session.commit()
-    identity._ours = frozenset({("elsewhere", "before")})
-    identity._same.clear()
-    with Session(engine) as session:
-        remind(house, session, "ben")
-        session.commit()
-    assert len(house.rows()) == 2

@@ -5,10 +5,9 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
@@ -154,25 +153,6 @@ def test_a_server_that_does_not_say_which_it_is_is_joined(
             connection.commit()
     assert ordered(engine) == [0, 1]
     assert house.reservations() == house.all_members() != {}
-
-
-@pytest.mark.parametrize(
-    ("database_url", "questions"),
-    [("postgresql", ["pg_control_system"]), ("mariadb", ["SELECT DATABASE()", "sql_mode"])],
-    indirect=["database_url"],
-)
-def test_a_pool_is_asked_once(house: House, engine: Engine, questions: list[str]) -> None:
-    asked: list[str] = []
-
-    @event.listens_for(engine, "before_cursor_execute")
-    def note(*given: Any) -> None:
-        asked.extend(each for each in questions if each in given[2])
-
-    for turn in range(3):
-        with engine.connect() as connection:
-            remind(house, connection, f"r{turn}")
-            connection.commit()
-    assert sorted(asked) == sorted(questions)
 
 
 @on_sqlite

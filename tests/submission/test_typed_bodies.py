@@ -23,7 +23,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    RootModel,
     computed_field,
     field_validator,
 )
@@ -400,17 +399,6 @@ class Post(BaseModel):
     number: int = Field(default_factory=partial(next, count()))
     named: dict[str, Letter] = Field(default_factory=dict)
     by_day: dict[date, tuple[Letter, ...]] = Field(default_factory=dict)
-
-
-class Posts(RootModel[list[Post]]):
-    pass
-
-
-def test_a_list_of_models_that_is_built_again_is_the_same() -> None:
-    body = BodyType(dict[str, Posts])
-    one, other = (body.read({"all": Posts([Post(parts=[])])}) for _ in range(2))
-    assert one[0] != other[0]
-    assert one[1] == other[1]
 
 
 def test_a_model_that_is_built_again_is_the_same_body(house: House) -> None:
