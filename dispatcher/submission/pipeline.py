@@ -66,15 +66,12 @@ _MINUTE_MS = 60_000
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One draft of a batch.
+    """One draft of a batch: ``valid``, then booked in ``slot``, then about to be stored.
 
-    ``result`` is None until the draft is refused, recalled or composed; then the refusal, or the
-    message, which the sink replaces if it stores another one or none.
-
-    ``valid`` is set once the draft was found valid, ``slot`` once it is booked (at ``booked_at`` of
-    the monotonic clock), ``addition`` when it is about to be stored. ``owned`` is the reservation
-    that is released in the end; None where there is none, or its message is stored or may be.
-    ``supersedes`` is the message that ended unsent and has the key. ``was_given_up``: its
+    ``result`` is None until the draft is refused, recalled or composed; the sink replaces it if it
+    stores another message or none. ``owned`` is the reservation that is released in the end; None
+    where there is none, or its message is stored or may be. ``booked_at`` is of the monotonic
+    clock. ``supersedes`` is the message that ended unsent and has the key. ``was_given_up``: its
     reservation was released before it was stored, so that it is judged once more. ``is_new``: its
     message was stored by this submit, and not by an earlier one.
     """
@@ -119,12 +116,10 @@ class Batch:
         if not self.atomic:
             return False
         refused = [e.number for e in self.entries if isinstance(e.result, DispatcherError)]
-        if not refused:
-            return False
         for entry in self.entries:
-            if entry.result is None:
+            if entry.result is None and refused:
                 entry.result = BatchRefused(refused[0])
-        return True
+        return bool(refused)
 
 
 @dataclass(kw_only=True)
@@ -141,10 +136,7 @@ class Sink:
     """Whether :meth:`store` refuses by itself a single recipient who has opted out."""
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
-        """Return the messages that have one of these idempotency keys, unless it is free again.
-
-        Called for each batch.
-        """
+        """Return the messages that have one of these idempotency keys, unless it is free again."""
         raise NotImplementedError
 
     def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
@@ -410,10 +402,7 @@ def _answer_known(entries: Iterable[Entry], known: Mapping[str, Known]) -> None:
 
 
 def recalled(valid: ValidDraft, known: Mapping[str, Known]) -> Message | None:
-    """Return the message that is known under the draft's key, if there is one.
-
-    Raises IdempotencyConflict where that was made of other content.
-    """
+    """Return the message with the draft's key. Raises IdempotencyConflict for other content."""
     key = valid.idempotency_key or ""
     if key not in known:
         return None
@@ -442,7 +431,6 @@ def compose(
     enqueued_at: datetime | None = None,
     trace: str | None = None,
 ) -> Message:
-    """Return the message that a draft becomes at the time that is reserved for it."""
     return Message(
         id=message_id,
         channel=valid.channel,
@@ -491,8 +479,7 @@ class Tally:
     """Counts the results of drafts, and reports progress.
 
     The times are those of new messages; ``promised`` counts these by minutes since 1970, ``asked``
-    also the drafts that a quota or quiet hours refuse. ``total`` is how many drafts there will be,
-    None where that is not known.
+    also the drafts that a quota or quiet hours refuse.
     """
 
     total: int | None = None

@@ -281,7 +281,7 @@ def terms_for(
     zone: str | None = None,
     quiet_hours: str | None = None,
 ) -> Terms:
-    """Return the terms that judge a time, on a known channel or on none.
+    """Return the terms that judge a time.
 
     ``scopes`` are as :func:`checked_scopes` returns them, ``quiet_hours`` as :func:`own_hours`.
     """
