@@ -99,13 +99,14 @@ class Entry:
 class Batch:
     """Drafts that go through the pipeline together.
 
-    ``atomic`` accepts all or none. ``open`` are the entries that are to be reserved, ``booked``
-    have a reservation, the messages of ``stored`` are stored under its id. ``refused`` are requests
-    without a slot, to be noted.
+    ``atomic`` accepts all or none. ``firsts`` are the first entries with each idempotency key,
+    ``open`` are to be reserved, ``booked`` have a reservation, the messages of ``stored`` are
+    stored under its id. ``refused`` are requests without a slot, to be noted.
     """
 
     entries: list[Entry]
     atomic: bool = False
+    firsts: Mapping[str, Entry] = field(default_factory=dict)
     open: list[Entry] = field(default_factory=list)
     booked: list[Entry] = field(default_factory=list)
     stored: list[Entry] = field(default_factory=list)
@@ -120,6 +121,21 @@ class Batch:
             if entry.result is None and refused:
                 entry.result = BatchRefused(refused[0])
         return bool(refused)
+
+    def left(self) -> list[Entry]:
+        """Return the entries to be judged in another turn, once repeats of a key are answered.
+
+        Where the first draft with a key was refused, the key is free, and the next one is judged
+        on its own, as it would be in another batch.
+        """
+        left = [entry for entry in self.entries if entry.result is None]
+        if left:
+            firsts = self.firsts.items()
+            _answer_known(left, {
+                key: (first.result, first.valid.fingerprint or "")
+                for key, first in firsts if isinstance(first.result, Message)
+            })  # fmt: skip
+        return [entry for entry in left if entry.result is None]
 
 
 @dataclass(kw_only=True)
@@ -269,8 +285,7 @@ class Submitter:
             sink.enqueue(batch)
             if batch.refused:  # at the end, so that a slow Redis delays no message
                 sink.reservations.note(batch.refused)
-            # Further drafts with a key find its message now, or that the key is free.
-            entries = [entry for entry in entries if entry.result is None]
+            entries = batch.left()
 
     def _validate(self, entries: Iterable[Entry], now: datetime) -> None:
         for entry in entries:
@@ -287,7 +302,7 @@ class Submitter:
         undecided = [entry for entry in batch.entries if entry.result is None]
         if not undecided:
             return
-        firsts = _by_key(undecided)
+        batch.firsts = firsts = _by_key(undecided)
         if known := sink.recall(firsts):
             _answer_known(undecided, known)
         for entry in undecided:

@@ -322,6 +322,20 @@ def test_all_or_none_that_was_stored_unseen_and_sent_meanwhile_is_stored_once(ho
     assert len(calls) == 2
 
 
+def test_all_or_none_that_repeats_a_key_is_answered_though_the_store_goes_away(
+    house: House,
+) -> None:
+    """It is stored by then: an error would say that nothing was."""
+    own = vars(house.parts.own_transaction)
+    store = own["messages"]
+    away = Between(store, before={"with_keys": raising(StoreUnavailable("away"))})
+    own["messages"] = Between(store, after={"add_together": lambda: own.update(messages=away)})
+    twice = [draft("ada", idempotency_key="key")] * 2
+    first, second = house.dispatcher.submit_many(twice, atomic=True)
+    assert first == second
+    assert len(house.rows()) == 1
+
+
 def test_all_or_none_refuses_a_key_that_is_used_twice(house: House) -> None:
     before = house.snapshot()
     results = house.dispatcher.submit_many(
