@@ -434,14 +434,14 @@ class Dispatcher:
 
         """
         submitted = _overridden(drafts, on_conflict)
-        submitter = self._app.submitter
-        if atomic:
-            return submitter.submit_all(list(submitted), progress=progress)
         total = len(drafts) if isinstance(drafts, Sized) else None
-        if isinstance(drafts, Sequence):
-            return list(submitter.submit_each(submitted, total=total, progress=progress))
-        lazy = self._while_open(submitted)
-        return LazyResults(submitter.submit_each(lazy, total=total, progress=progress))
+        if atomic:
+            submitted = list(submitted)
+            total = len(submitted)
+        submit_many = partial(self._app.submitter.submit_many, total=total, progress=progress)
+        if atomic or isinstance(drafts, Sequence):
+            return list(submit_many(submitted, atomic=atomic))
+        return LazyResults(submit_many(self._while_open(submitted)))
 
     def plan(
         self,

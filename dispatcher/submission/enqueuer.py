@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -48,21 +49,16 @@ class Enqueuer:
     def enqueue(self, *stored: Message) -> None:
         """Enqueue those of the messages that are near."""
         near_until = self.clock.now() + self.settings.horizon
-        near = [each for each in stored if each.next_attempt_at <= near_until]
+        near = [message for message in stored if message.next_attempt_at <= near_until]
         if not near:
             return
         try:
             self.queue.enqueue(
-                [Ticket(each.id, each.channel, each.next_attempt_at) for each in near]
+                [Ticket(message.id, message.channel, message.next_attempt_at) for message in near]
             )
         except QueueUnavailable as error:
             log.warning(
                 "%d messages were not enqueued; enqueue_due enqueues them: %s", len(near), error
             )
-            try:
-                self.messages.enqueue_again([each.id for each in near])
-            except StoreUnavailable as unstored:
-                log.warning(
-                    "%d messages were not enqueued; enqueue_due enqueues them after "
-                    "enqueue_grace: %s", len(near), unstored,
-                )  # fmt: skip
+            with suppress(StoreUnavailable):  # else after enqueue_grace
+                self.messages.enqueue_again([message.id for message in near])

@@ -129,18 +129,12 @@ class SuppressionList:
         """Yield the suppressions in the order of recipients, read some hundreds at a time."""
         every = [None] if recipient is None else self.settings.spellings.all(plain(recipient))
         for spelling in every:
-            yield from self._pages(spelling)
+            after = None
+            while page := self.suppressions.page(spelling, after=after, limit=_AT_ONCE):
+                yield from page
+                after = page[-1].recipient, page[-1].channel or ""
 
     def has(self, recipient: str, channel: str | None) -> bool:
         """Tell whether a recipient has opted out of a channel; of every one where it is None."""
         named = self.settings.spellings.one(recipient, channel), channel or EVERY_CHANNEL
         return bool(self.suppressions.among([named]))
-
-    def _pages(self, recipient: str | None) -> Iterator[Suppression]:
-        after = None
-        while True:
-            page = self.suppressions.page(recipient, after=after, limit=_AT_ONCE)
-            yield from page
-            if len(page) < _AT_ONCE:
-                return
-            after = page[-1].recipient, page[-1].channel or ""

@@ -203,16 +203,23 @@ class Submitter:
             raise
         return entry
 
-    def submit_each(
-        self, drafts: Iterable[Draft], *, total: int | None, progress: OnProgress | None
+    def submit_many(
+        self,
+        drafts: Iterable[Draft],
+        *,
+        total: int | None,
+        progress: OnProgress | None,
+        atomic: bool = False,
     ) -> Iterator[Result]:
-        """Yield the result of each draft, in order, a batch at a time."""
-        return self._results(_batches(drafts), Tally(total, progress))
-
-    def submit_all(self, drafts: Sequence[Draft], *, progress: OnProgress | None) -> list[Result]:
-        """Accept all drafts or none."""
-        entries = [Entry(number, draft) for number, draft in enumerate(drafts)]
-        return [*self._results([entries], Tally(len(entries), progress), atomic=True)]
+        """Yield the result of each draft, in order, a batch at a time; with ``atomic`` of all."""
+        batches = _batches(drafts)
+        if atomic:
+            batches = iter([[Entry(number, draft) for number, draft in enumerate(drafts)]])
+        tally = Tally(total, progress)
+        answers: Answers = (self._answered(entries, tally, atomic) for entries in batches)
+        return chain.from_iterable(
+            answers if self.spans is None else self.spans.submitting_many(answers)
+        )
 
     def plan(
         self,
@@ -245,14 +252,6 @@ class Submitter:
             rejections=tuple(rejections),
             asked=_by_minute(tally.asked),
             promised=_by_minute(tally.promised),
-        )
-
-    def _results(
-        self, batches: Iterable[list[Entry]], tally: Tally, *, atomic: bool = False
-    ) -> Iterator[Result]:
-        answers: Answers = (self._answered(entries, tally, atomic) for entries in batches)
-        return chain.from_iterable(
-            answers if self.spans is None else self.spans.submitting_many(answers)
         )
 
     def _answered(self, entries: list[Entry], tally: Tally, atomic: bool) -> list[Result]:

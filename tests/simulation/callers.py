@@ -99,11 +99,10 @@ class Caller:
         otherwise = "unknown"
         submitter = self._cases.submitter
         try:
-            if way == "all or none":
-                results = submitter.submit_all(drafts, progress=None)
-            else:
-                for result in submitter.submit_each(drafts, total=None, progress=None):
-                    results.append(result)
+            is_atomic = way == "all or none"
+            results.extend(
+                submitter.submit_many(drafts, total=None, progress=None, atomic=is_atomic)
+            )
         except DispatcherError as error:
             is_certain = way == "all or none" and not isinstance(error, OutcomeUnknown)
             otherwise = "refused" if is_certain else "unknown"
