@@ -200,15 +200,3 @@ def test_an_id_given_up_is_no_message_and_is_pruned(build: Build) -> None:
     old = update(messages).values(next_attempt_at=long_ago)
     house.database.run(lambda each: each.execute(old))
     assert house.parts.sweep.prune() == 1
-
-
-def test_an_orphan_beside_a_renewed_place_goes(build: Build) -> None:
-    house, second = build(), build()
-    orphan = reserve(house.parts.windows, new_id(), terms=Terms.own("ben"), send_at=SOON).message_id
-    first = die_after_reserving(house)
-    for scope in ("ada", "ben"):
-        age_pending(house, scope)
-    between_read_and_release(house, lambda: keyed(second), "after")
-    house.parts.reconciler.reconcile()
-    assert house.all_members() == {"ada": {first: to_ms(SOON)}}
-    assert orphan not in house.pending()
