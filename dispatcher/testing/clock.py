@@ -28,6 +28,8 @@ Now = Callable[[], datetime]
 _SECOND = timedelta(seconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NUMBERS = count()
+_UNKNOWN = "0" * 40
+"""The digest of no script, so that the server asks for the text."""
 
 
 class TravelClock:
@@ -129,7 +131,9 @@ class RedisTime:
                 self._texts[digest] = script
             case ["EVAL", text, *others]:
                 return "EVAL", _prelude() + _text(text), *others, self._word()
-            case ["EVALSHA", sha, *others] if _text(sha) in self._texts:
+            case ["EVALSHA", sha, *others]:
+                if _text(sha) not in self._texts:
+                    return "EVALSHA", _UNKNOWN, *others  # another client may have loaded it
                 return "EVAL", _prelude() + self._texts[_text(sha)], *others, self._word()
         return words
 
