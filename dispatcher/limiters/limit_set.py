@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import re
 from base64 import urlsafe_b64encode
 from collections.abc import Sequence
 from datetime import timedelta
+from operator import attrgetter
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from redis.crc import key_slot
@@ -102,17 +102,12 @@ class LimitSet:
         else:
             raise InvalidValue("keys", quoted(keys), f"one text, or {number} of them in a sequence")
         if not self._distinct and len({*self.state_names(separate, limits)}) < number:
-            raise InvalidValue(
-                "limits", "two of one kind, count and length for one key", "a name= of their own"
-            )
-        if self._cluster and self._names.tag is None:
-            tags = {self._names.hash_tag(key).encode() for key in separate}
-            if len({key_slot(tag) for tag in tags}) > 1:
-                raise InvalidValue(
-                    "keys",
-                    "they lie in several slots of the cluster",
-                    "one key, or limiters with a tag",
-                )
+            problem = "two of one kind, count and length for one key"
+            raise InvalidValue("limits", problem, "a name= of their own")
+        tags = {self._names.hash_tag(key) for key in separate} if self._cluster else set()
+        if len({key_slot(tag.encode()) for tag in tags}) > 1:
+            problem = "they lie in several slots of the cluster"
+            raise InvalidValue("keys", problem, "one key, or limiters with a tag")
         return separate
 
     def state_names(self, keys: Sequence[str], limits: Sequence[int] | None = None) -> list[str]:
@@ -121,8 +116,8 @@ class LimitSet:
         return [name(label, key) for label, key in zip(labels, keys, strict=True)]
 
     def key_names(self, keys: Keys) -> list[str]:
-        each_key = self.keys_of(keys)
-        return [*self.permit_names(each_key[0]), *self.state_names(each_key)]
+        separate = self.keys_of(keys)
+        return [*self.permit_names(separate[0]), *self.state_names(separate)]
 
     def permit_names(self, key: str) -> tuple[str, str]:
         """Return the names of the remembered permits of calls whose first key that is."""
@@ -131,9 +126,8 @@ class LimitSet:
     def check_group(self, groups: Sequence[Sequence[str]]) -> None:
         """Raise InvalidValue unless one script may take permits for all of these keys."""
         if self._names.tag is None and len({key for keys in groups for key in keys}) > 1:
-            raise InvalidValue(
-                "requests", "they name several keys", "one key, or limiters with a tag"
-            )
+            accepted = "one key, or limiters with a tag"
+            raise InvalidValue("requests", "they name several keys", accepted)
 
     def text(self, script: str) -> str:
         return composed(f"limiters/{script}", self._kinds)
@@ -168,37 +162,28 @@ class LimitSet:
         """
         granted, wait, index, left, whole, _, *refused = reply
         chosen = self._all if chosen is None else chosen
-        most = self._mosts[chosen[index - 1]] if chosen else 0
-        refusals: tuple[Refusal, ...] = ()
-        state, retry_after = State.ALLOWED, _NO_WAIT
+        position = chosen[index - 1] if chosen else 0
+        most = self._mosts[position] if chosen else 0
+        state = State.ALLOWED
         if wait:
-            state, retry_after = State.REFUSED, wait * MILLISECOND
-            if wait < 0:
-                state, retry_after = State.OVERSIZED, NEVER
-            refusals = self._refusals(refused, chosen)
+            state = State.OVERSIZED if wait < 0 else State.REFUSED
         elif left == 0 and most and permit:
             state = State.REACHED
+        refusals = [
+            Refusal(self._texts[chosen[number - 1]], chosen[number - 1], _length(ms))
+            for number, ms in zip(refused[::2], refused[1::2], strict=True)
+        ]
         return Decision(
             allowed=wait == 0,
             state=state,
             limit=most,
             remaining=left,
-            retry_after=retry_after,
+            retry_after=_length(wait),
             reset_at=from_ms(now_ms + whole),
             granted=granted,
             permit="" if wait else permit,
-            refusals=refusals,
-            position=chosen[index - 1] if chosen else 0,
-        )
-
-    def _refusals(self, refused: Sequence[int], chosen: Sequence[int]) -> tuple[Refusal, ...]:
-        """Return the refusals for pairs of an index and a wait, the longest wait first."""
-        pairs = [*zip(refused[::2], refused[1::2], strict=True)]
-        pairs.sort(key=lambda pair: math.inf if pair[1] < 0 else pair[1], reverse=True)
-        limits = [(chosen[index - 1], wait) for index, wait in pairs]
-        return tuple(
-            Refusal(self._texts[limit], limit, NEVER if wait < 0 else wait * MILLISECOND)
-            for limit, wait in limits
+            refusals=tuple(sorted(refusals, key=attrgetter("retry_after"), reverse=True)),
+            position=position,
         )
 
     def unknown(self, error: LimitersUnavailable, permit: str) -> Decision:
@@ -217,6 +202,10 @@ class LimitSet:
             reset_at=self.clock.now(),
             permit=permit,
         )
+
+
+def _length(wait_ms: int) -> timedelta:
+    return NEVER if wait_ms < 0 else wait_ms * MILLISECOND
 
 
 def texts_of(parts: Sequence[Algorithm]) -> list[str]:
