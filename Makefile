@@ -83,7 +83,7 @@ test-slow: $(READY) ## Run all tests with half of the processor: no result may d
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m tests.slow $(BIN)/python -m pytest -n 3 --dist loadfile --all
 
 test-hosts: $(READY) ## Run the test in which each part has a host of its own, as root: 2 minutes
-	DISPATCHER_TESTS_REQUIRE=netns timeout 900 $(BIN)/python -m pytest --all tests/acceptance/test_hosts.py tests/support/test_network.py
+	DISPATCHER_TESTS_REQUIRE=netns timeout 900 $(BIN)/python -m pytest --all tests/acceptance/test_hosts.py
 
 test-lowest: $(READY) ## Run what may differ with the lowest versions that are supported
 	$(call test_versions,lowest,python3.11,,$(DISPATCHER_TESTS_REDIS))

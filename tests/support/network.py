@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,7 +20,6 @@ from uuid import uuid4
 
 import pytest
 
-from tests.support import slow_line
 from tests.support.waiting import wait_until
 
 _FOLDER = Path("/run/netns")
@@ -83,32 +81,6 @@ class Host:
         finally:
             _ip("-n", self._switch, "link", "set", self._port, "up")
             self.is_cut = False
-
-    @contextmanager
-    def slowed(self, delay_ms: float, loss: float) -> Iterator[None]:
-        near, far = f"{self._port}-n", f"{self._port}-f"
-        switch = ("-n", self._switch, "link")
-        _ip(*switch, "add", near, "type", "veth", "peer", "name", far)
-        for name in (near, far):
-            _ip(*switch, "set", name, "up")
-        words = (self._port, far, str(delay_ms), str(loss))
-        line = subprocess.Popen(
-            ["ip", "netns", "exec", self._switch, sys.executable, slow_line.__file__, *words],
-            stdout=subprocess.PIPE,
-            cwd="/",
-        )
-        try:
-            assert line.stdout is not None
-            assert line.stdout.readline().decode().strip() == slow_line.READY
-            _ip(*switch, "set", self._port, "nomaster")
-            _ip(*switch, "set", near, "master", "bridge")
-            yield
-            assert line.poll() is None, "the slow line has ended"
-        finally:
-            line.kill()
-            line.communicate()
-            _ip(*switch, "delete", near)
-            _ip(*switch, "set", self._port, "master", "bridge")
 
     def cut_for(self, seconds: float) -> None:
         with self.cut():
