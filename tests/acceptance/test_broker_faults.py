@@ -1,4 +1,4 @@
-"""The broker loses tasks, repeats them, is away or freezes: the store is the promise."""
+"""The broker loses tasks, is away or freezes: the store is the promise."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
-import redis
 
 from dispatcher import Dispatcher
 from dispatcher.celery.configuration import create_app
 from dispatcher.message import Message
-from tests.support.environment import BROKER_DB, CHANNEL, Maker, broker_on, frozen
-from tests.support.load import Load
+from tests.support.environment import CHANNEL, Maker, broker_on, frozen
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 
@@ -30,25 +28,6 @@ on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def own_broker() -> Iterator[RedisServer]:
     with RedisServer() as server:
         yield server
-
-
-@on_sqlite
-def test_with_the_brokers_queues_wiped_everything_is_delivered(
-    environment: Maker, own_redis: RedisServer
-) -> None:
-    running = environment()
-    tasks = redis.Redis(unix_socket_path=str(own_redis.socket), db=BROKER_DB)
-    with tasks, Load(running.settings, recipients=40) as load:
-        for wipe in range(1, 3):
-            load.wait_for(40 * wipe)
-            # Tasks that the worker holds are safe from a wipe, those in the queue are not.
-            running.down("worker")
-            wait_until(lambda: tasks.llen(running.settings.queue_of(CHANNEL)) > 10)
-            tasks.flushdb()
-            running.up("worker")
-    running.wait_until_ended()
-    assert load.failures == []
-    running.check(load.accepted)
 
 
 @on_sqlite

@@ -132,21 +132,6 @@ def test_slots_move_under_load(run: Callable[..., Run]) -> None:
         made.judge()
 
 
-def test_a_replica_takes_over_from_a_killed_master(run: Callable[..., Run]) -> None:
-    with three_masters(node_timeout_ms=QUICK_MS) as cluster:
-        made = run(cluster, shards=SHARDS)
-        master = cluster.masters[1]
-        slot = made.slots_on(cluster, master)[0]
-        master.kill()
-        made.wait_for_refusal()
-        cluster.wait_for_failover(slot, master)
-        made.flow()
-        master.start()
-        cluster.wait_for_replicas()
-        made.flow()
-        made.judge()
-
-
 def test_a_frozen_master_that_comes_back_breaks_no_promise(run: Callable[..., Run]) -> None:
     """Split brain: it takes itself for the master until it has read what the others say.
 

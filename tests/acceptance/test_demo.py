@@ -11,6 +11,7 @@ from urllib.request import urlopen
 import pytest
 
 from tests.support.environment import child_environment, dispatcher_command
+from tests.support.processes import ran
 from tests.support.waiting import wait_until
 from tests.support.workplace import inhabitants
 
@@ -30,35 +31,18 @@ def demo_environment(cwd: Path) -> dict[str, str]:
     return {**child_environment(), "TMPDIR": str(cwd.parent / "tmp")}
 
 
-def demo(cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        dispatcher_command("demo"),
-        cwd=cwd,
-        env={**demo_environment(cwd), **env},
-        capture_output=True,
-        text=True,
-        timeout=DEMO_SECONDS,
-        check=False,
-    )
-
-
 def nothing_is_left(cwd: Path) -> bool:
     files = [path for name in ("here", "tmp") for path in (cwd.parent / name).iterdir()]
     return not files and not inhabitants(cwd.parent)
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM])
-def test_a_demo_that_is_told_to_end_leaves_nothing(cwd: Path, how: signal.Signals) -> None:
+def test_a_demo_that_is_told_to_end_leaves_nothing(cwd: Path) -> None:
     with (cwd.parent / "said").open("w") as said:
         running = subprocess.Popen(
-            dispatcher_command("demo"),
-            cwd=cwd,
-            env=demo_environment(cwd),
-            stdout=said,
-            stderr=said,
+            dispatcher_command("demo"), cwd=cwd, env=demo_environment(cwd), stdout=said, stderr=said
         )
     wait_until(lambda: len(inhabitants(cwd.parent)) >= 4)  # itself, Redis, worker, beat
-    running.send_signal(how)
+    running.terminate()
     assert running.wait(60) != 0
     assert nothing_is_left(cwd), inhabitants(cwd.parent)
 
@@ -68,7 +52,8 @@ def test_a_demo_without_any_redis_says_so_in_one_sentence(cwd: Path, folder: Pat
     hollow.mkdir(parents=True)
     (hollow / "__init__.py").touch()
     path = f"{hollow.parent}:{child_environment()['PYTHONPATH']}"
-    done = demo(cwd, PYTHONPATH=path, PATH=str(hollow))
+    env = {**demo_environment(cwd), "PYTHONPATH": path, "PATH": str(hollow)}
+    done = ran(*dispatcher_command("demo"), cwd=cwd, env=env, timeout=DEMO_SECONDS)
     assert done.returncode == 6, done.stdout + done.stderr
     assert "no redis-server found" in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""Whole workers that are told to stop, or whose clock is wrong."""
+"""Whole workers that are told to stop."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.long
 
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 SEND_SECONDS = 1.0
 """A grace that service managers give; Celery's own soft shutdown may last as long."""
 PREFORK = [
@@ -54,7 +52,7 @@ def channel_with(folder: Path, **more: object) -> dict[str, object]:
     return {CHANNEL: {"transport": transport, "options": options, "max_attempts": 20, **more}}
 
 
-@on_postgresql
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("pool", ["threads", "prefork"])
 def test_a_worker_told_to_stop_ends_its_send_and_puts_back_the_rest_of_its_group(
     environment: Maker, folder: Path, pool: str
@@ -104,21 +102,3 @@ def permits(running: Environment) -> set[UUID]:
     with redis.Redis.from_url(running.settings.redis_url) as client:
         logs = [client.zrange(key, 0, -1) for key in client.scan_iter(match=scopes)]
     return {UUID(bytes=member[:16]) for log in logs for member in cast("list[bytes]", log)}
-
-
-@on_sqlite
-def test_a_worker_whose_clock_is_an_hour_ahead_sends_nothing_early(environment: Maker) -> None:
-    ahead = [sys.executable, "-m", "tests.support.hour_ahead", "worker", "--no-doctor"]
-    running = environment(services={**SERVICES, "worker": ahead})
-    start = datetime.now(UTC) + timedelta(seconds=4)
-    messages = [
-        running.submit(f"p-{n}", send_at=start + timedelta(milliseconds=100 * n)) for n in range(8)
-    ]
-
-    def left_to_the_sweep() -> bool:
-        """Whether a task came far too early, and its message waits for another one."""
-        return any(row.enqueue_at == row.next_attempt_at for row in running.rows())
-
-    wait_until(left_to_the_sweep, every=0.02)
-    running.wait_until_ended()
-    running.check(messages)

@@ -26,7 +26,7 @@ from tests.support import wrong_clock
 from tests.support.cluster import MASTERS, QUICK_MS, Cluster, three_masters
 from tests.support.environment import CHANNEL, Environment, short_settings
 from tests.support.ledger import began_ns
-from tests.support.load import Load
+from tests.support.load import Load, flow
 from tests.support.model import excesses
 from tests.support.network import Host, missing, network
 from tests.support.rabbitmq import RabbitMQNode, cluster_on
@@ -69,9 +69,7 @@ class Hosts:
         ]
 
     def flow(self) -> None:
-        accepted, lines = len(self.load.accepted), len(self.running.ledger())
-        self.load.wait_for(accepted + 60)
-        wait_until(lambda: len(self.running.ledger()) > lines + 20)
+        flow(self.running, self.load)
 
     def check(self) -> None:
         failures = self.load.failures

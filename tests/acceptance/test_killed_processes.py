@@ -1,12 +1,11 @@
-"""``kill -9`` of workers and beats: what they held is delivered all the same."""
+"""``kill -9`` of a worker in the midst of a send."""
 
 from __future__ import annotations
 
 import pytest
 
-from dispatcher.message import Message, Outcome, Status
+from dispatcher.message import Message, Status
 from tests.support.environment import Environment, Maker
-from tests.support.load import Load
 from tests.support.waiting import wait_until
 
 
@@ -17,34 +16,9 @@ def sending_now(running: Environment) -> bool:
     return len(begun - ended) > 0
 
 
-def wait_for_an_end(running: Environment) -> None:
-    def ends() -> int:
-        return sum(line.event == "end" for line in running.ledger())
-
-    before = ends()
-    wait_until(lambda: ends() > before)
-
-
 def cut_short(running: Environment) -> int:
     lines = running.ledger()
     return sum(1 if line.event == "begin" else -1 for line in lines)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_send_of_a_killed_worker_is_rescued_and_sent(environment: Maker) -> None:
-    running = environment()
-    with Load(running.settings, recipients=20, ahead=2.0, seconds=0.3) as load:
-        for kill in range(1, 3):
-            wait_until(lambda: sending_now(running), every=0.001)
-            running.kill("worker")
-            assert cut_short(running) >= kill, "the kill hit no send"
-            wait_for_an_end(running)
-    running.wait_until_ended()
-    assert load.failures == []
-    running.check(load.accepted)
-    unknown = [each for each in running.stored() if Outcome.UNKNOWN in each.outcomes]
-    assert len(unknown) >= 2
 
 
 @pytest.mark.long

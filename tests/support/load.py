@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Self
@@ -41,7 +40,6 @@ class Load:
         seed: int = 1,
     ) -> None:
         self.accepted: list[Message] = []
-        self.accepted_at: list[float] = []
         self.refused: Counter[str] = Counter()
         self.failures: list[BaseException] = []
         self._settings = settings
@@ -64,15 +62,9 @@ class Load:
         self._leaving.set()
         self._thread.join(60)
 
-    def wait_for(self, count: int) -> None:
-        wait_until(lambda: len(self.accepted) >= count)
-
     def unavailable(self) -> int:
         """How many submits were refused because the windows could not be trusted."""
         return self.refused[ReservationsUnavailable.__name__]
-
-    def accepted_since(self, instant: float) -> bool:
-        return bool(self.accepted_at) and self.accepted_at[-1] > instant
 
     def _run(self) -> None:
         with Dispatcher(self._settings) as dispatcher:
@@ -88,22 +80,18 @@ class Load:
     def _submit(self, dispatcher: Dispatcher) -> None:
         now = datetime.now(UTC)
         shift = self._random.random() < 0.25
+        tenants = self._tenants
+        scopes = {"tenant": f"tenant-{self._random.randrange(tenants)}"} if tenants else None
         message = dispatcher.submit(
             channel=CHANNEL,
             recipient=f"load-{self._random.randrange(self._recipients)}",
             body=self._body,
             send_at=now + timedelta(seconds=self._random.uniform(0.1, self._ahead)),
             on_conflict="shift" if shift else "reject",
-            scopes=self._scopes(),
+            scopes=scopes,
             latest=now + timedelta(seconds=self._ahead) if shift else None,
         )
-        self.accepted_at.append(time.monotonic())
         self.accepted.append(message)
-
-    def _scopes(self) -> dict[str, str] | None:
-        if not self._tenants:
-            return None
-        return {"tenant": f"tenant-{self._random.randrange(self._tenants)}"}
 
 
 def flow(running: Environment, *loads: Load) -> None:
