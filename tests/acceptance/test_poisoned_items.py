@@ -82,8 +82,8 @@ def bytes_of(item: dict[str, Any]) -> bytes:
     return body if isinstance(body, bytes) else json.dumps(body).encode()
 
 
-def with_body(body: bytes, **more: Any) -> dict[str, Any]:
-    return good() | {"body": body, **more}
+def with_body(body: bytes, content_type: str = "application/json") -> dict[str, Any]:
+    return good() | {"body": body, "content-type": content_type}
 
 
 def with_headers(**headers: Any) -> dict[str, Any]:
@@ -114,24 +114,17 @@ ID = str(uuid4())
 
 ITEMS: dict[str, dict[str, Any]] = {
     "body null": with_body(b"null"),
-    "body object": with_body(b"{}"),
     "body object of protocol 1": with_body(json.dumps({"task": CANARY, "args": [CANARY]}).encode()),
-    "body empty": with_body(b""),
     "body no JSON": with_body(CANARY.encode()),
     "body no UTF-8": with_body(b"\xff\xfe" + CANARY.encode()),
     "body deep": with_body(b"[" * DEEP + b"]" * DEEP),
-    "body deep argument": with_body(b"[[" + b"[" * DEEP + b"]" * DEEP + b"], {}, {}]"),
     "body a type unknown": with_body(b'[[{"__type__": "x", "__value__": 1}], {}, {}]'),
     "body a type broken": with_body(b'[[{"__type__": "decimal", "__value__": "x"}], {}, {}]'),
     "body huge number": with_body(b"[[" + b"9" * 10_000 + b"], {}, {}]"),
-    "body pickled": with_body(b"\x80\x04N.", **{"content-type": "application/x-python-serialize"}),
-    "body YAML": with_body(CANARY.encode(), **{"content-type": "application/x-yaml"}),
-    "content type unknown": good() | {"content-type": CANARY},
+    "body pickled": with_body(b"\x80\x04N.", "application/x-python-serialize"),
     "content encoding unknown": good() | {"content-encoding": CANARY},
-    "no headers": good() | {"headers": {}},
     "no task": without_header("task"),
     "no id": without_header("id"),
-    "task unknown": with_headers(task=CANARY),
     "task of Celery's": with_headers(task="celery.backend_cleanup"),
     "task a list": with_headers(task=["dispatcher.deliver"]),
     "id a number": with_headers(id=5),
@@ -144,12 +137,10 @@ ITEMS: dict[str, dict[str, Any]] = {
     "compression unknown": with_headers(compression=CANARY),
     "ids a text": with_arguments(ID),
     "ids null": with_arguments(None, CHANNEL, True),
-    "ids no UUIDs": with_arguments([CANARY], CHANNEL, True),
     "ids none": with_arguments([], CHANNEL, True),
     "ids too many": with_arguments([ID] * 1_001, CHANNEL, True),
     "channel a list": with_arguments([ID], [CHANNEL], True),
     "first a text": with_arguments([ID], CHANNEL, CANARY),
-    "no arguments": with_arguments(),
     "too many arguments": with_arguments([ID], CHANNEL, True, CANARY),
     "named arguments": with_arguments([ID], **{CANARY: CANARY}),
     "a duty with arguments": with_headers(task="dispatcher.rescue"),
@@ -160,46 +151,33 @@ ITEMS: dict[str, dict[str, Any]] = {
 """What both brokers carry: an envelope that kombu can read."""
 
 
-def altered(**properties: Any) -> bytes:
-    item = good()
-    item["body"] = packed(bytes_of(item))
-    item["properties"] |= properties
-    item["properties"] = {k: v for k, v in item["properties"].items() if v is not ...}
-    return json.dumps(item).encode()
-
-
 def replaced(**parts: Any) -> bytes:
     item = good()
-    item["body"] = packed(bytes_of(item))
-    return json.dumps({k: v for k, v in (item | parts).items() if v is not ...}).encode()
+    return json.dumps(item | {"body": packed(bytes_of(item))} | parts).encode()
+
+
+def altered(**properties: Any) -> bytes:
+    known = good()["properties"] | properties
+    return replaced(properties={name: value for name, value in known.items() if value is not ...})
 
 
 ON_REDIS: dict[str, bytes] = {
-    "empty": b"",
     "garbage": CANARY.encode(),
     "no UTF-8": b"\xff" + CANARY.encode(),
-    "null": b"null",
     "a list": b"[]",
     "deep": b"[" * DEEP + b"]" * DEEP,
     "huge number": b"9" * 10_000,
     "a type unknown": b'{"__type__": "x", "__value__": 1}',
     "a type broken": b'{"__type__": "uuid", "__value__": {"x": 1}}',
-    "a type's name a list": b'{"__type__": [], "__value__": 1}',
     "no base64": replaced(body="\u00e9" + CANARY),
     "body an object": replaced(body={"x": CANARY}),
-    "no body": replaced(body=...),
-    "headers a list": replaced(headers=[CANARY]),
     "headers huge": replaced(headers={"task": CANARY, "x": CANARY * 200_000}),
     "headers deep": b'{"headers": ' + b"[" * DEEP + b"]" * DEEP + b"}",
     "content type a list": replaced(**{"content-type": []}),
-    "no properties": replaced(properties=...),
     "properties a list": replaced(properties=[]),
     "encoding of the body unknown": altered(body_encoding=CANARY),
-    "tag a list": altered(delivery_tag=[1]),
     "no tag": altered(delivery_tag=...),
     "no delivery info": altered(delivery_info=...),
-    "delivery info a text": altered(delivery_info=CANARY),
-    "delivery info without a route": altered(delivery_info={"exchange": CANARY}),
     "route a list": altered(delivery_info={"exchange": "", "routing_key": []}),
 }
 """What somebody may push past kombu."""
@@ -226,7 +204,6 @@ def past_kombu(item: dict[str, Any], **properties: Any) -> amqp.Message:
 
 
 ON_RABBITMQ: dict[str, amqp.Message] = {
-    "bare": amqp.Message(b""),
     "no content type": past_kombu(good(), content_type=...),
     "content type no UTF-8": past_kombu(good(), content_type=b"\xff"),
     "headers null": past_kombu(good(), application_headers=...),
@@ -234,7 +211,6 @@ ON_RABBITMQ: dict[str, amqp.Message] = {
     "a header no UTF-8": past_kombu(with_headers(id=b"\xff")),
     "a header's name no UTF-8": past_kombu(with_headers(**{"\udcff": 1}, id=5)),
     "a header a time past all": past_kombu(with_headers(x=Past())),
-    "a header a time": past_kombu(with_headers(id=datetime(9998, 1, 1, tzinfo=UTC))),
 }
 """What somebody may publish past kombu."""
 
