@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -65,26 +65,15 @@ _TEXTS: dict[str, Any] = {
     "zero width": "a\u200bda",
     "lone surrogate": "a\ud800da",
     "space before": " ada",
-    "tab before": "\tada",
-    "no-break space before": "\u00a0ada",
     "space after": "ada ",
-    "byte order mark after": "ada\ufeff",
-    "line end after": "é\n",
-    "carriage return": "a\rda",
-    "paragraph separator": "a\u2029da",
-    "delete": "a\x7fda",
     "escape": "a\x1bda",
     "bytes": b"ada",
     "number": 4711,
-    "list": ["ada"],
 }
 
 _BODIES: dict[str, tuple[Any, str]] = {
     "none": (None, "body"),
     "text": ("text", "body"),
-    "list": ([1], "body"),
-    "bytes": (b"{}", "body"),
-    "number": (1, "body"),
     "too large": ({"text": "x" * 65_536}, "body"),
     "too large in utf-8": ({"text": "é" * 32_768}, "body"),
     "too deep": (_deep(33), "body"),
@@ -97,71 +86,50 @@ _BODIES: dict[str, tuple[Any, str]] = {
     "nan": ({"n": float("nan")}, "body.n"),
     "infinity": ({"n": -float("inf")}, "body.n"),
     "number as key": ({"a": {1: 2}}, "body.a"),
-    "nothing as key": ({None: "a"}, "body"),
     "complex number": ({"n": 1j}, "body.n"),
     "datetime": ({"when": FAR}, "body.when"),
-    "set": ({"some": {1}}, "body.some"),
-    "bytes within": ({"raw": b"x"}, "body.raw"),
     "endless number": ({"n": 10**5_000}, "body"),
 }
 
 _LOCAL = datetime(2100, 1, 1, 12)  # noqa: DTZ001 - naive on purpose
 _TIMES: dict[str, tuple[dict[str, Any], str]] = {
     "naive datetime": ({"send_at": _LOCAL}, "send_at"),
-    "naive text": ({"send_at": "2100-01-01T12:00"}, "send_at"),
     "empty zone": ({"zone": ""}, "zone"),
     "a millisecond past": ({"send_at": FAR - timedelta(milliseconds=1)}, "send_at"),
-    "past in its zone": ({"send_at": "2100-01-01T11:59", "zone": "Europe/Berlin"}, "send_at"),
     "too far": ({"send_at": FAR + timedelta(days=5 * 366, milliseconds=1)}, "send_at"),
     "too far from now": ({"send_at": None, "send_in": timedelta(days=1_831)}, "send_in"),
     "out of range": ({"send_at": None, "send_in": timedelta.max}, "send_in"),
-    "last instant": ({"send_at": datetime.max.replace(tzinfo=UTC)}, "send_at"),
-    "empty text": ({"send_at": ""}, "send_at"),
     "seconds since 1970": ({"send_at": 4_102_488_000}, "send_at"),
     "arabic digits": ({"send_at": "٢١٠٠-01-01T12:00Z"}, "send_at"),
     "surrogate": ({"send_at": "2100-01-01T12:00\ud800Z"}, "send_at"),
-    "bytes": ({"send_at": b"2100-01-01T12:00Z"}, "send_at"),
     "gap": ({"send_at": "2100-03-28T02:30", "zone": "Europe/Berlin"}, "send_at"),
     "repeated": ({"send_at": "2100-10-31T02:30", "zone": "Europe/Berlin"}, "send_at"),
     "fold 2": ({"send_at": "2100-10-31T02:30", "zone": "Europe/Berlin", "fold": 2}, "fold"),
     "offset and unknown zone": ({"zone": "Europe/Atlantis"}, "zone"),
     "unknown zone": ({"send_at": "2100-01-01T12:00", "zone": "Europe/Atlantis"}, "zone"),
     "zone as a path": ({"send_at": "2100-01-01T12:00", "zone": "../../etc/passwd"}, "zone"),
-    "zone as a number": ({"send_at": "2100-01-01T12:00", "zone": 1}, "zone"),
     "both": ({"send_in": timedelta(minutes=1)}, "send_at"),
     "neither": ({"send_at": None}, "send_at"),
     "negative length": ({"send_at": None, "send_in": -timedelta(milliseconds=1)}, "send_in"),
     "length as a number": ({"send_at": None, "send_in": 60}, "send_in"),
     "expired at the send time": ({"expires_at": SOON}, "expires_at"),
-    "expired before": ({"expires_at": SOON - timedelta(milliseconds=1)}, "expires_at"),
     "expiry in a gap": (
         {"expires_at": "2100-03-28T02:30", "send_at": "2100-01-01T13:00", "zone": "Europe/Berlin"},
         "expires_at",
     ),
-    "expiry as a number": ({"expires_at": 1}, "expires_at"),
     "latest before": (
         {"on_conflict": "shift", "latest": SOON - timedelta(milliseconds=1)},
         "latest",
     ),
-    "unreadable latest": ({"on_conflict": "shift", "latest": "later"}, "latest"),
 }
 
 _AFTERS: dict[str, tuple[dict[str, Any], str]] = {
     "past": ({"after": FAR - timedelta(milliseconds=1)}, "after"),
     "too far": ({"after": FAR + timedelta(days=5 * 366, milliseconds=1)}, "after"),
-    "naive": ({"after": "2100-01-01T12:00"}, "after"),
-    "unreadable": ({"after": "soon"}, "after"),
-    "repeated": ({"after": "2100-10-31T02:30", "zone": "Europe/Berlin"}, "after"),
     "unknown zone": ({"after": "2100-01-01T12:00", "zone": "Mars"}, "zone"),
 }
 
-_CHANNELS = {
-    "unknown": "fax",
-    "empty": "",
-    "other case": "Memory",
-    "none": None,
-    "list": ["memory"],
-}
+_CHANNELS = {"unknown": "fax", "empty": "", "other case": "Memory", "list": ["memory"]}
 _IDS = {"empty": "", "text": "no-id", "number": 4711, "none": None, "bytes": b"x" * 16}
 
 
@@ -179,19 +147,17 @@ def _bad_drafts() -> Iterator[tuple[str, Bad]]:
     for name, channel in _CHANNELS.items():
         yield f"channel {name}", Bad("channel", UnknownChannel, asked={"channel": channel})
     for name, value in _TEXTS.items():
-        for parameter in ("recipient", "scope", "idempotency_key"):
-            bad = Bad(parameter, InvalidDraft, asked={parameter: value})
-            yield f"{parameter} {name}", bad
+        for field in ("recipient", "scope", "idempotency_key"):
+            yield f"{field} {name}", Bad(field, InvalidDraft, asked={field: value})
     yield "recipient none", Bad("recipient", InvalidDraft, asked={"recipient": None})
     for name, (body, where) in _BODIES.items():
         yield f"body {name}", Bad(where, InvalidDraft, asked={"body": body})
     for name, (asked, where) in _TIMES.items():
         yield f"time {name}", Bad(where, InvalidSendTime, asked=asked)
-    for choice in ("Shift", "", "replace", None, 1):
-        bad = Bad("on_conflict", InvalidDraft, asked={"on_conflict": choice})
-        yield f"on_conflict {choice!r}", bad
-    for word in ("Hold", "", "drop", 1, ["hold"]):
-        yield f"on_unknown {word!r}", Bad("on_unknown", InvalidDraft, asked={"on_unknown": word})
+    for field in ("on_conflict", "on_unknown"):
+        for word in ("Shift", "", "drop", 1, ["hold"]):
+            yield f"{field} {word!r}", Bad(field, InvalidDraft, asked={field: word})
+    yield "on_conflict none", Bad("on_conflict", InvalidDraft, asked={"on_conflict": None})
     for name, asked in _EXPIRE_AFTERS.items():
         yield f"expire_after {name}", Bad("expire_after", InvalidSendTime, asked=asked)
     yield "latest without shift", Bad("latest", InvalidDraft, asked={"latest": SOON})
@@ -199,8 +165,7 @@ def _bad_drafts() -> Iterator[tuple[str, Bad]]:
 
 def _bad_questions() -> Iterator[tuple[str, Bad]]:
     for name, value in _TEXTS.items():
-        bad = Bad("scope", InvalidDraft, "next_slot", asked={"scope": value})
-        yield f"next_slot scope {name}", bad
+        yield f"next_slot {name}", Bad("scope", InvalidDraft, "next_slot", asked={"scope": value})
     for name, (asked, where) in _AFTERS.items():
         bad = Bad(where, InvalidSendTime, "next_slot", asked={"recipient": "ada"} | asked)
         yield f"next_slot {name}", bad
@@ -209,16 +174,12 @@ def _bad_questions() -> Iterator[tuple[str, Bad]]:
         for name, value in _IDS.items():
             yield f"{method} {name}", Bad("id", InvalidDraft, method, (value,))
     for status in ("lost", "", "SENT", 1, ["sent"]):
-        yield (
-            f"list status {status!r}",
-            Bad("status", InvalidDraft, "list", asked={"status": status}),
-        )
+        bad = Bad("status", InvalidDraft, "list", asked={"status": status})
+        yield f"list status {status!r}", bad
     for most in (0, -1, 10_001, "5", 2.5, None):
         for method in ("list", "held"):
-            yield (
-                f"{method} limit {most!r}",
-                Bad("limit", InvalidDraft, method, asked={"limit": most}),
-            )
+            bad = Bad("limit", InvalidDraft, method, asked={"limit": most})
+            yield f"{method} limit {most!r}", bad
 
 
 BAD = [pytest.param(case, id=name) for name, case in (*_bad_drafts(), *_bad_questions())]
