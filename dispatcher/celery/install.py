@@ -54,17 +54,20 @@ def install(app: Celery, settings: Settings | None = None) -> None:
 def _add(app: Celery, settings: Settings) -> None:
     conf: Any = app.conf
     added: dict[str, Any] = {}
-    _check_prefix(conf.broker_transport_options)
+    _check_options(conf)
     if conf.broker_url or conf.broker_read_url or conf.broker_write_url:
         _check_broker(app, settings)
     else:
         added["broker_url"] = settings.broker_url
         _check_visibility(conf.broker_transport_options.get("visibility_timeout"), settings)
-    _check_tasks(conf)
+    imports = (conf.imports,) if isinstance(conf.imports, str) else conf.imports or ()
+    our_route = {"dispatcher.*": {"queue": settings.queue}}
+    routes = conf.task_routes or []
+    routes = routes if isinstance(routes, list | tuple) else [routes]
     added |= {
-        "imports": _imports(conf.imports),
+        "imports": tuple(dict.fromkeys((*imports, TASKS_MODULE))),
         "task_queues": _queues(app, settings),
-        "task_routes": _routes(conf.task_routes, settings),
+        "task_routes": [our_route, *(route for route in routes if route != our_route)],
         "beat_schedule": _entries(conf.beat_schedule, settings),
     }
     # With a namespace Celery 5.4 reads CELERY_BEAT_SCHEDULE before beat_schedule.
@@ -81,30 +84,16 @@ def _check_broker(app: Celery, settings: Settings) -> None:
         problem = f"cannot be read, or that of the app ({type(error).__name__})"
         raise InvalidSettings("broker_url", problem, "URLs that kombu knows") from error
     if not facts.has_our_broker:
-        problem = f"{_shown(settings.broker_url)} is not the broker of the Celery app"
+        url = urlsplit(settings.broker_url)
+        shown = f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
         raise InvalidSettings(
             "broker_url",
-            problem,
+            f"{shown} is not the broker of the Celery app",
             "the one that the app's workers listen to: set broker_url in dispatcher.toml, or "
             "DISPATCHER_BROKER_URL, to that of the app",
         )
     if facts.redelivery is not None:
         _check_visibility(facts.redelivery.total_seconds(), settings)
-
-
-def _check_prefix(options: Mapping[str, Any] | None) -> None:
-    prefix = (options or {}).get("global_keyprefix")
-    if prefix:
-        raise InvalidSettings(
-            "broker_transport_options",
-            f"the Celery app reads its queues under the global_keyprefix {quoted(prefix)}",
-            "none; the dispatcher publishes without one, and another database keeps apps apart",
-        )
-
-
-def _shown(url: str) -> str:
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _check_visibility(seconds: float | None, settings: Settings) -> None:
@@ -116,7 +105,13 @@ def _check_visibility(seconds: float | None, settings: Settings) -> None:
         )
 
 
-def _check_tasks(conf: Any) -> None:
+def _check_options(conf: Any) -> None:
+    if prefix := (conf.broker_transport_options or {}).get("global_keyprefix"):
+        raise InvalidSettings(
+            "broker_transport_options",
+            f"the Celery app reads its queues under the global_keyprefix {quoted(prefix)}",
+            "none; the dispatcher publishes without one, and another database keeps apps apart",
+        )
     accepted = conf.accept_content
     if not {"json", "application/json"} & {*accepted}:
         raise InvalidSettings(
@@ -132,13 +127,7 @@ def _check_tasks(conf: Any) -> None:
         )
 
 
-def _imports(imports: Any) -> tuple[str, ...]:
-    theirs = (imports,) if isinstance(imports, str) else tuple(imports or ())
-    return theirs if TASKS_MODULE in theirs else (*theirs, TASKS_MODULE)
-
-
 def _queues(app: Celery, settings: Settings) -> list[Queue]:
-    """Return the app's queues and ours, so that a worker without ``-Q`` takes tasks from all."""
     theirs = dict(app.amqp.Queues(app.conf.task_queues))
     ours = {queue.name: queue for queue in queues(settings, exchange=Exchange(settings.queue))}
     for queue in ours.values():
@@ -152,12 +141,6 @@ def _queues(app: Celery, settings: Settings) -> list[Queue]:
                 f"a queue of another name: its channels' are named {settings.queue}.<channel>",
             )
     return [*(theirs | ours).values()]
-
-
-def _routes(routes: Any, settings: Settings) -> list[Any]:
-    ours = {"dispatcher.*": {"queue": settings.queue}}
-    theirs = list(routes) if isinstance(routes, list | tuple) else [routes] if routes else []
-    return [ours, *(route for route in theirs if route != ours)]
 
 
 def _entries(schedule: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
