@@ -44,8 +44,6 @@ class Ticket(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaskGroup:
-    """Messages of one channel that share a task."""
-
     channel: str
     message_ids: tuple[UUID, ...]
     begins_at: datetime
@@ -136,32 +134,28 @@ class Queue:
 
     def _publish(self, groups: Sequence[TaskGroup]) -> None:
         now = self._clock.now()
+        amqp: Any = self._app.amqp  # celery-types lacks its methods
         with self._producers.acquire(block=True, timeout=1) as producer:
             for name in {self._settings.queue_of(task.channel) for task in groups} - self._declared:
-                producer.maybe_declare(self._app.amqp.queues[name])
+                producer.maybe_declare(amqp.queues[name])
                 self._declared.add(name)
             # kombu before 5.7 has no batches: each task is a round trip.
             batch: Any = getattr(producer, "batch", nullcontext)
             with batch(_BATCH):
                 for task in groups:
-                    self._send(producer, task, is_early=task.begins_at > now)
-
-    def _send(self, producer: Any, task: TaskGroup, *, is_early: bool) -> None:
-        """Publish one task. The worker waits for its ETA.
-
-        On quorum queues ``send_task`` would let the broker wait, in whole seconds.
-        """
-        amqp: Any = self._app.amqp  # celery-types lacks its methods
-        ids = [str(message_id) for message_id in task.message_ids]
-        content = amqp.create_task_message(
-            str(uuid4()),
-            DELIVER,
-            (ids, task.channel, task.is_first),
-            {},
-            eta=task.begins_at if is_early else None,
-            ignore_result=True,
-            argsrepr="",
-            kwargsrepr="",
-        )
-        queue = amqp.queues[self._settings.queue_of(task.channel)]
-        amqp.send_task_message(producer, DELIVER, content, queue=queue, declare=[], retry=False)
+                    ids = [str(message_id) for message_id in task.message_ids]
+                    content = amqp.create_task_message(
+                        str(uuid4()),
+                        DELIVER,
+                        (ids, task.channel, task.is_first),
+                        {},
+                        eta=task.begins_at if task.begins_at > now else None,
+                        ignore_result=True,
+                        argsrepr="",
+                        kwargsrepr="",
+                    )
+                    queue = amqp.queues[self._settings.queue_of(task.channel)]
+                    # On quorum queues send_task would let the broker wait, in whole seconds.
+                    amqp.send_task_message(
+                        producer, DELIVER, content, queue=queue, declare=[], retry=False
+                    )

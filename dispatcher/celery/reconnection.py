@@ -94,7 +94,12 @@ class Consumer(consumer.Consumer):
     def on_close(self) -> None:
         """Drop the tasks of the broken connection, and send :data:`tasks_dropped`."""
         # A task is acknowledged when it begins.
-        ids = [id_ for each in self._taken if not each.acknowledged for id_ in _message_ids(each)]
+        dropped = [item for item in self._taken if not item.acknowledged]
+        ids = [
+            UUID(id_)
+            for item in dropped if item.headers["task"] == DELIVER
+            for id_ in item.payload[0][0]
+        ]  # fmt: skip
         self._taken.clear()
         super().on_close()
         if ids:  # in a thread: the database may be slow, and the worker must reconnect
@@ -135,16 +140,10 @@ def answer_while_open(call: Any, answers: tuple[Any, ...], **more: Any) -> promi
 
     Over Redis kombu's error would end the worker.
     """
-    return promise(call, tuple(partial(_if_open, each) for each in answers), **more)
+    return promise(call, tuple(partial(_if_open, answer) for answer in answers), **more)
 
 
 def _if_open(answer: Any, *args: Any, **more: Any) -> None:
     channel = answer.__self__.channel
     if channel is None or channel.connection is not None:
         answer(*args, **more)
-
-
-def _message_ids(message: Any) -> list[UUID]:
-    if message.headers["task"] != DELIVER:
-        return []
-    return [UUID(each) for each in message.payload[0][0]]

@@ -138,11 +138,19 @@ def facts_of(app: Celery, settings: Settings) -> AppFacts:
     conf: Any = app.conf
     route: dict[str, Any] = app.amqp.router.route({}, DELIVER)
     planned = {entry.get("task") for entry in conf.beat_schedule.values()}
+    options: dict[str, Any] = conf.broker_transport_options or {}
+    writes, reads = app.connection_for_write(), app.connection_for_read()
+    redelivery = None
+    if reads.transport.driver_type == "redis":
+        seconds = options.get("visibility_timeout")
+        redelivery = timedelta(seconds=seconds) if seconds is not None else _DEFAULT_VISIBILITY
+    lines = (writes, reads, app.connection_for_write(settings.broker_url))
+    has_one_address = len({line.as_uri(include_password=True) for line in lines}) == 1
     return AppFacts(
-        accepts=tuple(sorted(_content(name) for name in conf.accept_content)),
-        serializer=_content(conf.task_serializer),
-        redelivery=_redelivery(app),
-        has_our_broker=_has_broker(app, settings.broker_url),
+        accepts=tuple(sorted(name.removeprefix("application/") for name in conf.accept_content)),
+        serializer=conf.task_serializer.removeprefix("application/"),
+        redelivery=redelivery,
+        has_our_broker=has_one_address and not options.get("global_keyprefix"),
         has_our_route=getattr(route.get("queue"), "name", route.get("queue")) == settings.queue,
         missing_sweeps=tuple(
             name.removeprefix("dispatcher.")
@@ -187,23 +195,3 @@ def _other_queues(connection: Any, ours: Iterable[Any]) -> tuple[str, ...]:
             elif getattr(error, "reply_code", None) != _NOT_THERE:
                 raise
     return tuple(sorted(others))
-
-
-def _content(name: str) -> str:
-    return name.removeprefix("application/")
-
-
-def _redelivery(app: Celery) -> timedelta | None:
-    if app.connection_for_read().transport.driver_type != "redis":
-        return None
-    options: dict[str, Any] = app.conf.broker_transport_options or {}
-    seconds = options.get("visibility_timeout")
-    return timedelta(seconds=seconds) if seconds is not None else _DEFAULT_VISIBILITY
-
-
-def _has_broker(app: Celery, url: str) -> bool:
-    """Whether the app publishes at this address, and consumes there, without a prefix of keys."""
-    if (app.conf.broker_transport_options or {}).get("global_keyprefix"):
-        return False
-    lines = (app.connection_for_write(), app.connection_for_read(), app.connection_for_write(url))
-    return len({line.as_uri(include_password=True) for line in lines}) == 1

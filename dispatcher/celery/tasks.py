@@ -90,10 +90,6 @@ def here() -> App:
     return _apps[pid]
 
 
-def made_here() -> App | None:
-    return _apps.get(os.getpid())
-
-
 @shared_task(name="dispatcher.deliver", **OPTIONS)
 def deliver(message_ids: list[str], channel: str, is_first: bool) -> None:
     here().group_queue.deliver([*map(UUID, message_ids)], channel, is_first=is_first)
@@ -109,7 +105,7 @@ def stop(**_: object) -> None:
     """Begin no further send, and print (a logger could deadlock) how long the others may take."""
     if _stop_flags:  # the main process of a prefork pool may have no App
         _stop_flags[-1][0] = 1
-    app = made_here()
+    app = _apps.get(os.getpid())
     if app is None:
         return
     app.stop_sending()
@@ -125,7 +121,7 @@ def stop(**_: object) -> None:
 @worker_shutdown.connect
 def finish(**_: object) -> None:
     """Wait for the sends that have begun, then close the transports."""
-    app = made_here()
+    app = _apps.get(os.getpid())
     if app is not None and app.finish_sending():
         app.close_sending()
 
