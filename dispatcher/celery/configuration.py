@@ -102,16 +102,12 @@ def options(
 
 
 def queues(settings: Settings, **more: Any) -> list[Queue]:
-    """Return the queues as workers declare them, each with the arguments ``more``."""
     arguments = {"x-queue-type": "quorum"} if is_quorum(settings) else None
     return [Queue(name, queue_arguments=arguments, **more) for name in settings.queues]
 
 
 def beat_schedule(settings: Settings) -> dict[str, dict[str, Any]]:
-    """Return the duties that these settings need as entries of a beat schedule.
-
-    Each tick expires after ten intervals.
-    """
+    """Return an entry for each duty that these settings need."""
     schedule = {}
     for name, duty in DUTIES.items():
         if duty.is_needed is not None and not duty.is_needed(settings):
@@ -142,20 +138,15 @@ def create_app(settings: Settings, *, submitting: bool = False) -> Celery:
 
 
 def remember(app: Celery, settings: Settings) -> None:
-    """Set the settings of the tasks of ``app``."""
     _settings_of[app] = settings
 
 
 def settings_of(app: Celery) -> Settings:
-    """Return the settings of the tasks of ``app``: those remembered, else the environment's.
-
-    Raises InvalidSettings.
-    """
+    """Return those remembered, else those of the environment. Raises InvalidSettings."""
     return _settings_of.get(app) or Settings.load()
 
 
 def is_quorum(settings: Settings) -> bool:
-    """Return whether the queues are quorum queues of RabbitMQ."""
     is_rabbitmq = urlsplit(settings.broker_url).scheme.startswith(("amqp", "pyamqp"))
     return is_rabbitmq and settings.queue_type == "quorum"
 

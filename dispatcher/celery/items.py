@@ -79,7 +79,6 @@ def headers_of(message: Any, latest: datetime) -> dict[str, Any]:
 
 
 def tell_rejected(part: str) -> None:
-    """Log a rejected item, and send :data:`item_rejected`, whose receiver counts it."""
     log.error(
         "rejected an item of the broker: its %s is not that of a dispatcher task; the item is "
         "deleted; find the program that writes to the queues of this broker",
@@ -101,7 +100,6 @@ def tolerant(transport: Any) -> Any:
 
 
 def _tolerant_frames(*args: Any, **more: Any) -> Callable[[Any], Any]:
-    """Return py-amqp's handler of frames, which drops unreadable properties of a message."""
     handle = frame_handler(*args, **more)
 
     def on_frame(frame: tuple[int, int, Any]) -> Any:
@@ -129,8 +127,6 @@ class _ReadableMessage(Message):
 
 @cache
 def _tolerant(channel: Any) -> Any:
-    """Return this class of a Redis channel, but it lets unreadable items pass."""
-
     class Tolerant(channel):  # type: ignore[misc]  # which class it is, the URL says
         Message = _ReadableMessage
         handlers: Mapping[str, Callable[..., Any]]
