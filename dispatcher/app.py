@@ -103,9 +103,8 @@ _PAGE_SECONDS = 1
 class built_once(Generic[T_co]):  # noqa: N801 - used as a decorator
     """A cached property that threads build only once.
 
-    Unlike ``functools.cached_property`` it locks. The lock belongs to the object, not to the
-    module: in a child forked while a thread of the parent builds, a module's lock would stay locked
-    for ever. The child makes an object of its own.
+    Its lock belongs to the object: in a child forked while a thread of the parent builds, a
+    module's lock would stay locked for ever. The child makes an object of its own.
     """
 
     def __init__(self, build: Callable[[AppT], T_co]) -> None:
@@ -209,10 +208,7 @@ class App:
 
     @built_once
     def publisher(self) -> Celery:
-        """The Celery app that publishes tasks.
-
-        Raises InvalidSettings for a broker that kombu cannot use.
-        """
+        """The Celery app that publishes tasks. Raises InvalidSettings for a wrong broker."""
         check_url(self.settings)
         return create_app(self.settings, submitting=True)
 
@@ -222,7 +218,6 @@ class App:
 
     @built_once
     def hooks(self) -> Hooks | None:
-        """The administrator's hooks on transitions; None without the setting."""
         if not self.settings.hooks:
             return None
         return Hooks(find_hooks(self.settings.hooks), read=self.messages.find_many)
@@ -381,7 +376,6 @@ class App:
 
     @built_once
     def notifications(self) -> Notifications | None:
-        """The statements of ``notify``; None without a ``status_channel``."""
         name = self.settings.status_channel
         if not name:
             return None
@@ -394,7 +388,6 @@ class App:
 
     @property
     def to_expire(self) -> ColumnElement[bool]:
-        """The condition of the overdue messages that are to expire."""
         names = self.settings.expiring_channels
         after = self.settings.overdue_after
         return overdue(self.database.tables, names, after) if names else false()
@@ -430,7 +423,6 @@ class App:
 
     @property
     def late(self) -> timedelta:
-        """When a message is overdue."""
         return self.settings.enqueue_grace
 
     @property
@@ -439,10 +431,7 @@ class App:
         return max(MOST_GRACES * self.late, self.settings.claim_ttl)
 
     def health(self, kind: Kind) -> Health:
-        """Return the health of this process, a worker or a beat.
-
-        A beat needs its broker alone: the signs of life that it gives to Redis may be missing.
-        """
+        """Return the health of this process. A beat needs its broker alone."""
         questions: dict[str, Callable[[], object]] = {
             BROKER: lambda: self.broker_probe.ask()  # noqa: PLW0108 - built at the first probe
         }
@@ -461,10 +450,9 @@ class App:
             survey.now()
 
     def doctor(self, theirs: Celery | None = None) -> Doctor:
-        """Return the doctor of this deployment.
+        """Return the doctor of this deployment. Raises InvalidSettings.
 
-        ``theirs`` is a Celery app of the user with the dispatcher installed; by default it examines
-        the dispatcher's own. Raises InvalidSettings.
+        ``theirs`` is a Celery app of the user with the dispatcher installed, by default our own.
         """
         return self.make(
             Doctor,
@@ -476,18 +464,17 @@ class App:
     # Begin and end.
 
     def build_for_sending(self) -> None:
-        """Build what only a worker needs, so that one that could not work does not start.
+        """Build what only a worker needs: one that could not work does not start.
 
-        Raises InvalidSettings for a channel whose transport cannot be made, and MissingExtra.
+        Raises InvalidSettings, and MissingExtra.
         """
         self.transports  # noqa: B018 - a cached property
         self.journal, self.spans  # noqa: B018 - the same
 
     def serve_metrics(self, kind: Kind) -> Health | None:
-        """Serve the metrics and the health of this process, a worker or a beat.
+        """Serve the metrics and the health of this process; return the health for its main loop.
 
-        Return the health; the caller notes each turn of its main loop there. Return None where the
-        settings have no port, and where the port is taken, which is logged.
+        Return None where the settings have no port, and where the port is taken, which is logged.
         """
         port = self.settings.metrics_port
         if port is None:
@@ -517,16 +504,12 @@ class App:
         return "delivery" not in vars(self) or self.delivery.finish()
 
     def close_sending(self) -> None:
-        """Close the connections to the providers, once no send is under way.
-
-        Pending hooks are called and pending events written.
-        """
+        """Close the connections to the providers, once no send is under way, hooks and events."""
         if "transports" in vars(self):
             close_all(self.transports.values())
         self._close_built("hooks", "events")
 
     def close(self) -> None:
-        """Close the parts that were built."""
         if "pulse" in vars(self):
             self.pulse.stop()
         if self._exposition is not None:

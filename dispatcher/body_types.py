@@ -136,10 +136,7 @@ class BodyType:
             return whole, self._write(value, exclude=made) if made else whole
 
     def read_json(self, text: str) -> Any:
-        """Validate a body that is JSON; return its JSON as the type writes it.
-
-        Raises InvalidDraft.
-        """
+        """Validate a body that is JSON; return it as the type writes it. Raises InvalidDraft."""
         with self._refusing():
             return self._write(self._adapter.validate_json(text))
 
@@ -217,7 +214,6 @@ class BodyType:
         return frozenset(words), has_numbers
 
     def _sentence(self, details: ErrorDetails) -> tuple[str, str]:
-        """Return the problem and what is accepted instead."""
         kind, cause = details["type"], details.get("ctx", {}).get("error")
         if isinstance(cause, InvalidValue):  # a validator's own sentence
             return cause.problem, cause.accepted
@@ -234,9 +230,9 @@ class BodyType:
 
 
 class BodyTypes:
-    """The types that settings name for the bodies of channels, loaded when first asked for.
+    """The types that settings name as ``package.module:attribute`` for bodies, by channel.
 
-    ``paths`` are ``package.module:attribute`` by channel, empty for a channel without a type.
+    They are loaded when first asked for; that raises InvalidSettings.
     """
 
     def __init__(self, paths: Mapping[str, str]) -> None:
@@ -245,11 +241,9 @@ class BodyTypes:
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """The channels whose bodies have a type."""
         return tuple(self._paths)
 
     def of(self, channel: object) -> BodyType | None:
-        """Return the type of a channel's bodies, or None. Raises InvalidSettings."""
         if not isinstance(channel, str) or channel not in self._paths:
             return None
         if channel not in self._loaded:
@@ -262,10 +256,7 @@ class BodyTypes:
         return self._loaded[channel]
 
     def json_schema(self, channel: str, ref_template: str = REF_TEMPLATE) -> dict[str, Any]:
-        """Return the JSON Schema of a channel's bodies, any object where it has no type.
-
-        Raises InvalidSettings.
-        """
+        """Return the JSON Schema of a channel's bodies, any object without a type."""
         body_type = self.of(channel)
         try:
             return body_type.json_schema(ref_template) if body_type else {"type": "object"}

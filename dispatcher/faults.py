@@ -135,10 +135,7 @@ def arm(spec: str | None) -> None:
 
 
 def arm_by_environment() -> None:
-    """Arm the faults of the environment; warn in the log and on standard error.
-
-    Raises InvalidSettings.
-    """
+    """Arm the faults of the environment, and warn of them. Raises InvalidSettings."""
     spec = os.environ.get(VARIABLE)
     if not spec:
         return

@@ -138,7 +138,6 @@ class LimiterMiddleware:
 
 
 def _taken(limiter: Limiter, key: Key, n: int, held: ExitStack, asking: Request) -> dict[str, str]:
-    """Take permits, which end with ``held``; return the headers about them."""
     headers: dict[str, str] = {}
     keys = key(asking) if callable(key) else key
     if keys is not None:

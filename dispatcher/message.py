@@ -267,7 +267,6 @@ class Attempt:
 
 
 def reason_of(error: DispatcherError) -> str:
-    """Return the kind of an error, and the quota where it is one."""
     kind = type(error).__name__
     return f"{kind} {error.quota}" if isinstance(error, QuotaExceeded) else kind
 
@@ -297,11 +296,10 @@ def new_ids(count: int) -> list[UUID]:
 
 
 def check_text(name: str, value: object, *, longest: int = MAX_RECIPIENT) -> str:
-    """Return ``value`` if it is a clean single line of 1 to ``longest`` characters.
+    """Return ``value`` if it is a clean single line of 1 to ``longest`` characters, as ``str``.
 
     Refused are control and formatting characters (also line separators and bidi controls), lone
-    surrogates, and white space at either end. It returns a ``str``, whatever subclass ``value`` is
-    of. Raises InvalidDraft.
+    surrogates, and white space at either end. Raises InvalidDraft.
     """
     accepted = f"1 to {longest} printable characters without white space at the ends"
     if not isinstance(value, str):
@@ -345,9 +343,8 @@ def scope_name(recipient: str) -> str:
 def without_collector() -> Iterator[None]:
     """Turn the collector of cycles off, and on again at the end if it was on.
 
-    In a program that has loaded much it would scan all of that again for each batch, and free
-    nothing (decision 0012). All threads share it: a batch that ends while another one is under
-    way turns it on for both, which costs time only.
+    In a program that has loaded much it would scan all of that for each batch (decision 0012). All
+    threads share it: a batch that ends turns it on for others, which costs time only.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -379,12 +376,9 @@ def json_problem(error: BaseException | None) -> str:
 def check_body(
     body: object, *, max_bytes: int, max_depth: int, field: str = "body"
 ) -> tuple[Body, str]:
-    """Return ``body`` and its compact JSON if it is an object within the limits.
+    """Return ``body`` and its compact JSON. Raises InvalidDraft, which calls it ``field``.
 
-    Raises InvalidDraft, which calls it ``field``.
-
-    ``max_bytes`` counts the UTF-8 bytes of its compact JSON, ``max_depth`` nested containers,
-    the object itself included.
+    That JSON has at most ``max_bytes`` in UTF-8, and ``max_depth`` levels, itself included.
     """
     accepted = f"a JSON object of at most {max_bytes} bytes and {max_depth} levels"
     if not isinstance(body, Mapping):
@@ -412,10 +406,7 @@ _OBEYED = re.compile(
 
 
 def visible_text(text: str) -> str:
-    """Return text in which control and bidi characters are escaped, so that no terminal obeys them.
-
-    They are escaped as in JSON, so that JSON stays the same JSON.
-    """
+    """Return text whose control and bidi characters are escaped as in JSON, for terminals."""
     return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

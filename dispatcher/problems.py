@@ -102,7 +102,6 @@ def _sentence_of(kind: type[DispatcherError]) -> str:
 
 
 def status_of(error: DispatcherError) -> int:
-    """Return the status of the answer to an error."""
     if isinstance(error, errors.StoreUnavailable) and error.refused:
         return 422
     return next(_STATUSES[base] for base in type(error).__mro__ if base in _STATUSES)
@@ -131,8 +130,8 @@ def limit_headers(
 ) -> dict[str, str]:
     """Return the headers of draft-ietf-httpapi-ratelimit-headers-10 for a decision.
 
-    ``RateLimit-Policy`` names all ``limits`` that count, by their texts; ``RateLimit`` tells what
-    the one that decides has left. A single limit may have another ``name``.
+    ``RateLimit-Policy`` names all ``limits`` that count, ``RateLimit`` what the deciding one has
+    left. A single limit may have another ``name``.
     """
     names = [name] if name and len(limits) == 1 else texts_of(limits)
     headers = _policy(limits, names)
@@ -143,7 +142,6 @@ def limit_headers(
 
 
 def _policy(limits: Sequence[Algorithm], names: Sequence[str]) -> dict[str, str]:
-    """Return the header ``RateLimit-Policy``; nothing where no limit counts."""
     policies = [
         f"{_quoted(text)};q={each.most}"
         + (f";w={max(1, each.length_ms // 1_000)}" * bool(each.length_ms))
@@ -172,10 +170,7 @@ def keeping_policy(limiter: Limiter | AsyncLimiter) -> Iterator[None]:
 def check_limited(
     limiter: object, kind: type[Limiter] | type[AsyncLimiter], key: object, n: int
 ) -> None:
-    """Raise InvalidValue for a limiter that is not of this kind, and for a key or n of no request.
-
-    The program has made these mistakes, so the error comes before a request.
-    """
+    """Raise InvalidValue, before any request, for another kind of limiter, or a wrong key or n."""
     if not isinstance(limiter, Limiter | AsyncLimiter) or not isinstance(limiter, kind):
         client = "redis.asyncio" if kind is AsyncLimiter else "redis"
         raise InvalidValue("limiter", errors.kind_of(limiter), f"a limiter on a client of {client}")
@@ -206,8 +201,7 @@ def _seconds(wait: timedelta) -> int:
 def answer_to(error: DispatcherError) -> tuple[str, int, dict[str, str]]:
     """Return body, status and headers of the answer of an application to a caller of its own.
 
-    It names no scope, which may be a recipient, no messages of others, no servers and no settings.
-    An error of the server is written into the log with its text.
+    An error of the server is written into the log with its text, which the caller does not see.
     """
     answer = problem_of(error, whole=False)
     status: int = answer["status"]

@@ -66,10 +66,7 @@ def parse_length(text: str, field: str = "length") -> timedelta:
 
 
 def read_count(text: str) -> tuple[int, int, str] | None:
-    """Read ``"2/30 second"`` as count, multiple and unit, whatever the unit; None if it is not.
-
-    Units may be in the plural, short (s, sec, min, h, d) and in upper case.
-    """
+    """Read ``"2/30 second"`` as count, multiple and unit, whatever the unit; None if it is not."""
     match = _GRAMMAR.fullmatch(text) if len(text) <= LONGEST_TEXT else None
     if match is None:
         return None
@@ -178,7 +175,6 @@ class _CountPerPeriod:
 
     @classmethod
     def refusal(cls, problem: str) -> InvalidValue:
-        """Return the error for an invalid text."""
         return InvalidValue(cls.FIELD, problem, cls.ACCEPTED)
 
     @property
@@ -191,10 +187,7 @@ class _CountPerPeriod:
         return LONGEST_MS[self.unit] + FARTHEST_BACK_MS
 
     def bounds(self, instant_ms: int, periods: int, zone: str = "UTC") -> tuple[int, ...]:
-        """Return where ``periods`` consecutive periods begin, and where the last of them ends.
-
-        See :func:`dispatcher.times.periods.bounds`. One of no zone counts by ``zone``.
-        """
+        """Return the bounds of consecutive periods: see :func:`dispatcher.times.periods.bounds`."""
         return bounds(self.unit, self.zone or zone, instant_ms, periods)
 
     def __str__(self) -> str:

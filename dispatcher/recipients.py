@@ -44,17 +44,14 @@ class Spellings:
         self._found: dict[str, Spell] = {"": str, "email": email, "phone": phone}
 
     def on(self, channel: object, recipient: str) -> str:
-        """Return the spelling on a channel; without a rule, ``recipient`` as it is.
-
-        Raises InvalidDraft, and InvalidSettings for a rule that cannot be loaded.
-        """
+        """Return the spelling on a channel. Raises InvalidDraft, and InvalidSettings."""
         rule = self._rules.get(channel, "") if isinstance(channel, str) else ""
         return recipient if not rule else self._spelt(rule, recipient)
 
     def all(self, recipient: str, channel: str | None = None) -> tuple[str, ...]:
-        """Return the spellings on one channel, or on all, each once.
+        """Return the different spellings on one channel, or on all that do not refuse it.
 
-        Channels that refuse it are left out. Raises InvalidDraft where all refuse it.
+        Raises InvalidDraft where all refuse it.
         """
         if channel is not None:
             return (self.on(channel, recipient),)

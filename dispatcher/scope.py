@@ -44,7 +44,6 @@ def is_recipient_kind(kind: str) -> bool:
 
 
 def of_channel(channel: str) -> str:
-    """Return the kind of a channel as a whole."""
     return f"channel.{channel}"
 
 
@@ -54,17 +53,13 @@ def without_on(channel: str) -> str:
 
 
 def own_scope(name: str) -> Scope:
-    """Return the scope of that name that every message has."""
     return Scope(OWN_SCOPE, name, name)
 
 
 def counted(
     kinds: Container[str], *, scope: str, channel: str, scopes: Mapping[str, str] | None = None
 ) -> tuple[Scope, ...]:
-    """Return the scopes a message counts against: those whose kind is one of ``kinds``.
-
-    The first ones share the home of ``scope``.
-    """
+    """Return the scopes a message counts against, of these kinds; those of its home come first."""
     if without_on(channel) in kinds or (scopes and WITHOUT in scopes):
         return () if scope == NO_SCOPE else (Scope(WITHOUT, scope, scope),)
     found = []

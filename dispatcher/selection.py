@@ -123,7 +123,6 @@ class Page:
 
 
 def id_of(value: UUID | str, field: str = "id") -> UUID:
-    """Return a message id. Raises InvalidDraft."""
     if isinstance(value, UUID):
         return value
     try:
@@ -135,14 +134,12 @@ def id_of(value: UUID | str, field: str = "id") -> UUID:
 
 
 def ids_of(values: Iterable[UUID | str]) -> list[UUID]:
-    """Return message ids. Raises InvalidDraft."""
     if not isinstance(values, Iterable):
         raise InvalidDraft("message_ids", kind_of(values), "ids of messages")
     return [id_of(value) for value in values]
 
 
 def read_status(status: Status | str) -> Status:
-    """Return the status of that name. Raises InvalidDraft."""
     status = plain(status)
     if isinstance(status, str) and status in tuple(Status):
         return Status(status)

@@ -330,11 +330,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Order the sources: arguments, environment, file.
-
-        A table that arguments give replaces that of the other two, one that a variable gives that
-        of the file.
-        """
+        """Order the sources: arguments, environment, file. A table replaces that of later ones."""
         del dotenv_settings, file_secret_settings
         given = init_settings()
         others = {name: value for name, value in env_settings().items() if name not in given}
@@ -469,7 +465,6 @@ class Settings(BaseSettings):
         return self
 
     def _check_rules(self, field: str, rules: Iterable[AnyQuota | AnyLimit]) -> None:
-        """Raise InvalidSettings for a quota or a limit of a length that has no room."""
         for rule in rules:
             length_ms = rule.length_ms if isinstance(rule, Quota | Limit) else rule.longest_ms
             length = timedelta(milliseconds=length_ms)
@@ -506,15 +501,13 @@ class Settings(BaseSettings):
 
 
 def config_file() -> Path:
-    """Return the path of the settings file, which may be missing."""
     return Path(os.environ.get(CONFIG_VARIABLE) or "dispatcher.toml")
 
 
 def embedded_socket(data_dir: Path) -> Path:
-    """Return the socket of the embedded Redis of ``data_dir``.
+    """Return the socket of the embedded Redis: in ``data_dir``.
 
-    A socket inside the folder, or, where that path is too long for one, a socket in a private
-    folder of the system's temporary folder with a name made from the path.
+    Where that path is too long for a socket, it lies in a private folder of the temporary one.
     """
     folder = data_dir.resolve()
     inside = folder / "redis.sock"
@@ -525,7 +518,6 @@ def embedded_socket(data_dir: Path) -> Path:
 
 
 def embedded_addresses(data_dir: Path) -> dict[str, str]:
-    """Return the three addresses of the embedded environment in ``data_dir``."""
     socket = quote(str(embedded_socket(data_dir)))
     return {
         "redis_url": f"unix://{socket}",
@@ -595,7 +587,7 @@ def _check_variables(fields: Collection[str]) -> None:
 
 
 def like(name: str, names: Collection[str]) -> str:
-    """Return the one of these names that is like a misspelt one, else "one of" and all, or "none".
+    """Return the one of these names that is like a misspelt one, else all of them.
 
     A name with a further word comes first: "send_in" is rather "send_in_seconds" than "send_at".
     """

@@ -16,7 +16,6 @@ class DispatcherConfig(AppConfig):
     verbose_name = "Dispatcher"
 
     def ready(self) -> None:
-        """Name the tables as the settings do, and register the checks."""
         from dispatcher.django import checks  # noqa: F401, PLC0415 - registers them
 
         try:

@@ -41,9 +41,9 @@ def check_settings(**_: Any) -> Sequence[CheckMessage]:
 
 
 def _wrong_channels(settings: Settings) -> Iterator[CheckMessage]:
-    """Yield an error for each channel whose transport a worker could not make of its options.
+    """Yield an error for each channel whose options its transport refuses.
 
-    A transport that cannot be imported is a warning: a process that only submits needs none.
+    One that cannot be imported is a warning: a process that only submits needs none.
     """
     for name, channel in settings.channels.items():
         try:
@@ -61,7 +61,7 @@ def _wrong_channels(settings: Settings) -> Iterator[CheckMessage]:
 
 
 def _wrong_templates(settings: Settings) -> Iterator[CheckMessage]:
-    """Yield an error for each template that cannot be compiled: submits that name it fail."""
+    """Yield an error for each template that cannot be compiled."""
     with closing(App(settings)) as app:
         judged = app.templates.problems().values()
     yield from (Error(str(each), id="dispatcher.templates") for each in judged if each is not None)

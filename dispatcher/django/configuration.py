@@ -42,10 +42,7 @@ def load() -> Settings:
 
 
 def without_djangos_database() -> Settings:
-    """Return the settings of :func:`load` before Django's database is read. Raises the same.
-
-    They name no schema: whether the database has schemas is not known.
-    """
+    """Return the settings of :func:`load` without Django's database, and without a schema."""
     return _for_emails(Settings.load(**_of_dispatcher() | {"table_schema": ""}))
 
 
@@ -62,8 +59,8 @@ def senders() -> list[str]:
 def _for_emails(settings: Settings) -> Settings:
     """Let channels carry e-mails of Django's as Django would.
 
-    Bodies of channels by SMTP may name Django's senders, unless the channel says which; and the
-    channel of the e-mails takes them without quotas, unless it has some.
+    Bodies by SMTP may name Django's senders, unless the channel says which; and the channel of the
+    e-mails takes them without quotas, unless it has some.
     """
     channels = dict(settings.channels)
     for name, channel in channels.items():

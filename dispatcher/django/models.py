@@ -132,8 +132,6 @@ class Message(models.Model):
     objects = _Messages()
 
     class Meta:
-        """What a user may be allowed to see and to do."""
-
         managed = False
         verbose_name_plural = "messages"
         default_permissions = ("view",)
@@ -164,8 +162,6 @@ class Attempt(models.Model):
     objects = _Stored()
 
     class Meta:
-        """It is seen with its message."""
-
         managed = False
         verbose_name_plural = "attempts"
         default_permissions = ()
@@ -185,8 +181,6 @@ class Suppression(models.Model):
     objects = _Stored()
 
     class Meta:
-        """What a user may be allowed to see and to do."""
-
         managed = False
         verbose_name_plural = "suppressions"
         default_permissions = ("add", "delete", "view")

@@ -44,7 +44,6 @@ class ProjectDispatcher(Dispatcher):
         self._building = RLock()
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the client of the present database has."""
         if name not in _OF_CLIENT:
             raise AttributeError(
                 f"{type(self).__name__!r} has no attribute {name!r}", name=name, obj=self
@@ -55,9 +54,9 @@ class ProjectDispatcher(Dispatcher):
         return getattr(self._present().client, name)
 
     def _present(self) -> _Built:
-        """Return what is built for the present database; build it where nothing is.
+        """Return what is built for the present database.
 
-        Locks only to build: close() waits, with the lock, for awaited calls that come by here.
+        It locks only to build: close() waits, with the lock, for awaited calls that come by here.
         """
         alias = configuration.database_alias()
         database = None if alias is None else dict(connections.settings[alias])
@@ -95,10 +94,7 @@ class ProjectDispatcher(Dispatcher):
         self._building = RLock()
 
     def submit_many(self, drafts: Iterable[Draft], **options: Any) -> Any:
-        """Submit many drafts, as :meth:`Dispatcher.submit_many` does.
-
-        Raises InvalidDraft inside ``transaction.atomic()``, which it cannot join.
-        """
+        """Submit many drafts; inside ``transaction.atomic()`` it raises InvalidDraft."""
         if self.joins:
             accepted = "submit for each draft, or transaction.on_commit(lambda: submit_many(…))"
             raise InvalidDraft("submit_many", "does not join transaction.atomic()", accepted)

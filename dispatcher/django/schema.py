@@ -12,11 +12,9 @@ from dispatcher.store.migrate import migrate
 def migrate_store(_apps: object, editor: BaseDatabaseSchemaEditor) -> None:
     """Bring the dispatcher's tables to the schema of this version, as ``dispatcher migrate`` does.
 
-    The dispatcher's own table of versions says which migrations are missing; so Django's migrations
-    and that command can be run in any order, and one of Django's may find nothing to do. It runs on
-    a connection of the dispatcher's, outside Django's transaction. It does nothing on databases
-    other than the one in ``DISPATCHER``, and on an SQLite in memory, which has no other connection.
-    Raises StoreUnavailable and InvalidSettings.
+    The dispatcher's own table of versions says which migrations are missing: both may run in any
+    order. It runs on a connection of the dispatcher's, outside Django's transaction, and does
+    nothing on other databases and on an SQLite in memory. Raises StoreUnavailable, InvalidSettings.
     """
     connection = editor.connection
     alias = configuration.database_alias()

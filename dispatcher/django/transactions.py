@@ -110,10 +110,7 @@ class AtomicBlocks:
 
 
 class _End:
-    """What Django calls on commit, and lets go of on rollback: then the connection is given back.
-
-    By that the store learns that the transaction has ended (``store/outbox.py``).
-    """
+    """What Django calls on commit, and lets go of on rollback: then the store learns of the end."""
 
     __qualname__ = "dispatcher"  # Django names it where it fails
 

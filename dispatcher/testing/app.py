@@ -31,14 +31,11 @@ _SETTLED = frozenset({Transition.SCHEDULED, Transition.ENQUEUED, Transition.SENT
 
 
 class _RefusalJournal(Journal):
-    """A journal that keeps the refusals of submits."""
-
     def __init__(self, refusals: list[DispatcherError], **options: Any) -> None:
         super().__init__(**options)
         self._refusals = refusals
 
     def refused(self, error: DispatcherError) -> None:
-        """Keep and count a submit that was refused."""
         self._refusals.append(error)
         super().refused(error)
 
@@ -82,19 +79,16 @@ class TestApp(App):
 
     @built_once
     def redis(self) -> Redis:
-        """The client for windows and permits."""
         return self._redis_time.told_by(super().redis)
 
     @built_once
     def plain_redis(self) -> Redis:
-        """The client for reading."""
         return self._redis_time.told_by(super().plain_redis)
 
     queue = wired(InProcessQueue)
 
     @built_once
     def journal(self) -> Journal:
-        """The log, the hooks and the stream of each transition; it keeps refusals."""
         listeners: list[Callable[[Event], None]] = [self._unsettle]
         if self.hooks is not None:
             listeners.append(self.hooks.on_event)
@@ -104,7 +98,6 @@ class TestApp(App):
 
     @built_once
     def transports(self) -> Mapping[str, Transport]:
-        """The transport of each channel."""
         return dict.fromkeys(self.settings.channels, self._transport)
 
     @built_once

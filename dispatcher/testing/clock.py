@@ -106,18 +106,15 @@ class RedisTime:
         return client
 
     def client(self) -> redis.Redis:
-        """Return a new client by this time."""
         return self.told_by(redis.Redis(unix_socket_path=self._socket))
 
     def awaited_client(self) -> redis.asyncio.Redis:
-        """Return a new client of ``redis.asyncio`` by this time."""
         pool = redis.asyncio.ConnectionPool(
             connection_class=_AwaitedConnection, path=self._socket, time=self
         )
         return redis.asyncio.Redis.from_pool(pool)
 
     def now(self) -> tuple[int, int]:
-        """Return the present as ``TIME`` does."""
         passed = self._present() - _EPOCH
         return passed // _SECOND, (passed % _SECOND) // timedelta(microseconds=1)
 
@@ -144,19 +141,14 @@ class RedisTime:
 
 
 class _Packer(NamedTuple):
-    """Packs the commands of a connection."""
-
     time: RedisTime
     packer: Any
 
     def pack(self, *words: Any) -> Any:
-        """Return a command as it is sent."""
         return self.packer.pack(*self.time.translated(words))
 
 
 class _Connection(redis.connection.AbstractConnection):
-    """What a connection of any kind does by the time of a test."""
-
     def __init__(self, *, time: RedisTime, **options: Any) -> None:
         super().__init__(**options)
         self._command_packer = _Packer(time, self._command_packer)
@@ -168,7 +160,6 @@ class _AwaitedConnection(redis.asyncio.UnixDomainSocketConnection):
         self._time = time
 
     def pack_command(self, *words: Any) -> Any:
-        """Return a command as it is sent."""
         return super().pack_command(*self._time.translated(words))
 
 

@@ -38,7 +38,6 @@ class InProcessQueue(Queue):
         """Do nothing: it has no connections."""
 
     def enqueue(self, tickets: Sequence[Ticket]) -> None:
-        """Keep these messages until they are due."""
         now = self._clock.now()
         for ticket in tickets:
             at = max(ticket.due_at, now)
@@ -56,11 +55,9 @@ class InProcessQueue(Queue):
             )
 
     def next_at(self) -> datetime | None:
-        """Return when the next task begins; None without one."""
         return self._waiting[0].begins_at if self._waiting else None
 
     def take(self) -> TaskGroup:
-        """Return the next task, and forget it."""
         task = heapq.heappop(self._waiting)
         place = task.begins_at, task.channel, task.is_first
         if self._open_tasks.get(place) is task:

@@ -39,10 +39,7 @@ class Servers(NamedTuple):
 
 @cache
 def servers() -> Servers:
-    """Return the servers of this process; the first call starts them.
-
-    Raises EmbeddedUnavailable.
-    """
+    """Return the servers of this process, started once. Raises EmbeddedUnavailable."""
     folder = Path(tempfile.mkdtemp(prefix="dispatcher-tests-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     socket = folder / "redis.sock"

@@ -171,7 +171,6 @@ class Travel:
 
     @without_collector()
     def _play(self, until: datetime) -> None:
-        """Play all that happens up to an instant."""
         app, queue, clock = self._app, self._app.queue, self._clock
         if self._swept_at < clock.now():
             self._sweep()  # what callers have changed since
@@ -196,10 +195,7 @@ class Travel:
                 self._sweep()
 
     def _next(self, waiting: datetime | None) -> datetime | None:
-        """Return when something happens next; None where nothing will.
-
-        ``waiting`` is when the first message is to be enqueued.
-        """
+        """Return when something happens next; ``waiting``: when the first message is enqueued."""
         queued = self._app.queue.next_at()
         if waiting is not None and waiting <= self._swept_at:
             waiting = self._swept_at + self._app.settings.sweep_interval  # the sweep left it
@@ -209,7 +205,6 @@ class Travel:
         return min(found, default=None)
 
     def _sweep(self) -> None:
-        """Do the duties of the sweep."""
         app = self._app
         self._swept_at = self.now
         if self._is_broken_off:
@@ -337,7 +332,7 @@ class MemoryDispatcher(Dispatcher):
 
 
 def _settings_of_test(settings: Settings, database_url: str | None) -> Settings:
-    """Return settings that lead to the servers of this process, and one sender each channel."""
+    """Return settings that lead to the servers of this process."""
     at = servers()
     changed = {
         "redis_url": f"unix://{at.socket}",
@@ -357,10 +352,7 @@ def _settings_of_test(settings: Settings, database_url: str | None) -> Settings:
 
 
 def _matching(wanted: Mapping[str, Any]) -> Callable[[Message, datetime], bool]:
-    """Return what says whether a message has these values, and its instant that of ``at``.
-
-    Raises TypeError for what no message has, also while there is no message.
-    """
+    """Return a test of a message and its instant. Raises TypeError for what no message has."""
     for name in wanted:
         if name not in _FIELDS and name != "at":
             known = ", ".join(sorted([*_FIELDS, "at"]))
@@ -386,7 +378,6 @@ def _the_one(
 
 
 def _report(status: str, wanted: Mapping[str, Any], count: int, there: Sequence[object]) -> str:
-    """Say what was looked for, and what there is."""
     filters = ", ".join(f"{name}={value!r}" for name, value in wanted.items() if value is not None)
     lines = [f"{count or 'nothing'} {status} with {filters or 'any fields'}; there is:"]
     lines += [f"  {_line(each)}" for each in there[-_SHOWN:]] or ["  nothing"]
