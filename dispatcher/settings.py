@@ -102,7 +102,7 @@ _SENTENCES = {
     "enum": ("is not an accepted value", "{expected}"),
     "list_type": ("is no list", "a list"),
     "string_unicode": ("has characters that are no text", "a text"),
-    "int_parsing_size": ("is out of range", "a smaller number"),
+    "int_parsing_size": ("is out of range", "a number of fewer digits"),
     "too_long": ("has too many entries", "at most {max_length}"),
     "too_short": ("has too few entries", "at least {min_length}"),
     "string_pattern_mismatch": ("is not of the accepted form", "a text that matches {pattern}"),

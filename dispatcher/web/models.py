@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticKnownError
 
 from dispatcher.message import Draft, Message, OnConflict, OnUnknown, Status
 from dispatcher.message import Plan as PlanOfDrafts
@@ -25,7 +26,14 @@ Seconds = Annotated[
 ]
 
 
-Fold = Literal[0, 1]
+def _no_bool(value: object) -> object:
+    """Refuse what Python takes for 0 or 1: ``fold: false`` would mean the first time."""
+    if isinstance(value, bool):
+        raise PydanticKnownError("literal_error", {"expected": "0 or 1"})
+    return value
+
+
+Fold = Annotated[Literal[0, 1], BeforeValidator(_no_bool)]
 Json = dict[str, Any]
 Digest = Callable[[str], str] | None
 """Makes the digest by which the log names a recipient; None without a key for it."""

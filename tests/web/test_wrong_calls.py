@@ -103,6 +103,7 @@ ACCEPTED: list[tuple[str, Any, str, str, str]] = [
     ("messages", new(channelx="memory"), "channelx", "there is no such field", "channel"),
     ("plans", {"messages": [new(), new(send_in=1)]}, "messages.1.send_in", "there is no such field",
      "send_in_seconds"),
+    ("messages", new(fold=False), "fold", "is not an accepted value", "0 or 1"),
     ("messages", new(on_conflict="x"), "on_conflict", "is not an accepted value",
      "'reject' or 'shift'"),
     ("messages", new(scopes={"tenant": 5}), "scopes.tenant", "is no text", "a text"),
@@ -116,6 +117,7 @@ ACCEPTED: list[tuple[str, Any, str, str, str]] = [
     ("messages?recipent=ada", ..., "recipent", "there is no such parameter", "recipient"),
     ("status?x=1", ..., "x", "there is no such parameter", "none"),
     ("messages?limit=0", ..., "limit", "is out of range", "at least 1"),
+    ("messages?limit=" + "9" * 5_000, ..., "limit", "is out of range", "a number of fewer digits"),
     ("messages?overdue=x", ..., "overdue", "is neither true nor false", "true or false"),
 ]  # fmt: skip
 """A path, its body if it takes one, and what the answer says of a field."""
