@@ -103,8 +103,8 @@ def awaited(
 ) -> Callable[Concatenate[Dispatcher, P], Coroutine[Any, Any, T]]:
     """Return a call as a coroutine function with the same parameters, result and errors.
 
-    It runs in a thread, in the caller's context: so each call has one implementation. A
-    ``session`` is an AsyncSession or an AsyncConnection: its statements run in the loop.
+    It runs in a thread, in the caller's context; with a ``session``, an AsyncSession or an
+    AsyncConnection, its statements run in the loop.
     """
 
     @wraps(call)
@@ -197,9 +197,8 @@ class Dispatcher:
     def close(self) -> None:
         """Wait for awaited calls under way, then close the connections. May be called twice.
 
-        It waits for calls of the HTTP API and of the page, too, also for those that their server
-        has given up.
-        Every later call raises RuntimeError, and so does an iterator of messages that is read on.
+        It waits for calls of the HTTP API and of the page, too, also for those given up. Every
+        later call raises RuntimeError, and so does an iterator of messages that is read on.
         """
         with self._state_lock:
             self._is_closed = True  # else a call could begin in threads that are being shut down
@@ -239,7 +238,6 @@ class Dispatcher:
         return turns.setdefault(loop if session is None else session, asyncio.Semaphore(most))
 
     def _in_thread(self, work: Callable[[], T]) -> Future[T]:
-        """Begin work in a thread of the awaited calls, in the context of the caller."""
         with self._state_lock:
             check_open(self)
             return self._threads.submit(copy_context().run, called, work)
@@ -416,10 +414,9 @@ class Dispatcher:
     ) -> Iterable[Result]:
         """Submit many drafts in batches; return a Message or a Rejection for each, in order.
 
-        For a list or tuple the result is a list. For any other iterable, such as a generator, it
-        is an iterator that submits while it is read, with one batch in memory. Earlier drafts
-        count for later ones of the same scope. A refused draft becomes a Rejection with the error
-        that :meth:`submit` would raise.
+        A refused draft becomes a Rejection with the error that :meth:`submit` would raise. Earlier
+        drafts count for later ones of the same scope. For a list or tuple the result is a list, for
+        any other iterable an iterator that submits while it is read, with one batch in memory.
 
         Args:
             drafts: What :meth:`submit` takes, as values.
@@ -454,8 +451,8 @@ class Dispatcher:
 
         The parameters are those of :meth:`submit_many`. Earlier drafts count for later ones, as do
         the reservations of a scope when the plan first reads it. One batch, the idempotency keys
-        and the refused drafts are in memory. A plan reserves nothing: other submits may take the
-        capacity before the drafts are submitted. Raises ReservationsUnavailable.
+        and the refused drafts are in memory. Other submits may take the capacity before the drafts
+        are submitted. Raises ReservationsUnavailable.
         """
         total = len(drafts) if isinstance(drafts, Sized) else None
         planned = _overridden(drafts, on_conflict)
@@ -474,9 +471,8 @@ class Dispatcher:
     def cancel_many(self, message_ids: Sequence[UUID | str]) -> list[Message | DispatcherError]:
         """Cancel those of these messages that are scheduled; their quotas are free again at once.
 
-        Return for each the cancelled message, or the error that :meth:`cancel` would raise. Raises
-        InvalidDraft for an invalid id. Raises StoreUnavailable: some may be cancelled; then call it
-        again.
+        Return for each the cancelled message, or the error of :meth:`cancel`. Raises InvalidDraft
+        for an invalid id. After StoreUnavailable some may be cancelled: call it again.
         """
         return self._app.cancellation.cancel_many(ids_of(message_ids))
 
@@ -549,10 +545,10 @@ class Dispatcher:
     ) -> list[Message | DispatcherError]:
         """Move scheduled messages, in batches, each as :meth:`reschedule` does, in order.
 
-        Return for each the moved message, or the error that :meth:`reschedule` would raise. An id
-        that is given twice is moved once. Where a server does not answer, the remaining messages
-        get that error: after ReservationsUnavailable they have their old time, after
-        StoreUnavailable the old one or the new one. Raises InvalidDraft for an invalid id.
+        Return for each the moved message, or the error of :meth:`reschedule`. An id that is given
+        twice is moved once. Where a server does not answer, the remaining messages get that error:
+        after ReservationsUnavailable they have their old time, after StoreUnavailable the old one
+        or the new one. Raises InvalidDraft for an invalid id.
         """
         new_time = NewTime(
             send_at=send_at,
@@ -577,12 +573,11 @@ class Dispatcher:
         data: Mapping[str, Any] | None = None,
         if_unchanged: Message | None = None,
     ) -> Message:
-        """Give a scheduled message another body, or that of a template of its channel. Return it.
+        """Give a scheduled message another ``body``, or that of a ``template``. Return it.
 
-        It is given ``body``, or ``template`` with the values for it in ``data``, which is rendered
-        now. The type of bodies that the settings of the channel name validates either. Raises
-        InvalidDraft for the content, InvalidSettings for a template that cannot be used, and
-        TooLate where the message is being sent or has ended.
+        The template is one of its channel, rendered now with the values in ``data``. The type of
+        bodies of the channel validates either. Raises InvalidDraft for the content, InvalidSettings
+        for a template that cannot be used, and TooLate where it is being sent or has ended.
         """
         return self._app.changes.update(
             id_of(message_id), body=body, template=template, data=data, if_unchanged=if_unchanged
@@ -619,9 +614,8 @@ class Dispatcher:
     ) -> list[Message | DispatcherError]:
         """Give those of these messages that have failed further attempts, in batches.
 
-        Return for each the message, or the error that :meth:`retry` would raise. Raises
-        InvalidDraft for an invalid id. Raises StoreUnavailable: some may have been changed; then
-        call it again.
+        Return for each the message, or the error of :meth:`retry`. Raises InvalidDraft for an
+        invalid id. After StoreUnavailable some may have been changed: call it again.
         """
         ids = ids_of(message_ids)
         return self._app.decisions.retry_many(ids, perhaps_sent=perhaps_sent)
@@ -652,12 +646,12 @@ class Dispatcher:
     def suppress(self, recipient: str, *, channel: str | None = None) -> int:
         """Opt a recipient out of one channel or of all; return how many messages it cancelled.
 
-        From now on a submit to it raises Suppressed. Its scheduled messages are cancelled, and
-        their quotas are free again at once. A submit under way may still store its message: that is
-        cancelled when it is due, and so is a message before its next attempt. Only a message that
-        is being sent now may still arrive. A held one stays held; its release raises Suppressed.
-        Every spelling that channels have for the recipient opts out. Another call changes nothing.
-        Raises InvalidDraft and UnknownChannel; after StoreUnavailable call it again.
+        From now on a submit to it, in every spelling that channels have, raises Suppressed. Its
+        scheduled messages are cancelled, and their quotas are free again at once; one that is being
+        submitted is cancelled when it is due, and one before its next attempt then. Only a message
+        that is being sent now may still arrive. A held one stays held; its release raises
+        Suppressed. Another call changes nothing. Raises InvalidDraft and UnknownChannel; after
+        StoreUnavailable call it again.
         """
         return self._app.suppression_list.suppress(recipient, channel)
 
@@ -698,9 +692,7 @@ class Dispatcher:
         ``kind`` is ``"channel"``, ``"recipient"``, ``"campaign"`` or a kind of scope of the
         settings. Submits go on. What a worker has claimed is still sent. Messages whose expiry
         comes meanwhile expire when they are resumed. Return all pauses. Another call changes
-        nothing.
-
-        Raises InvalidValue, UnknownChannel and StoreUnavailable.
+        nothing. Raises InvalidValue, UnknownChannel and StoreUnavailable.
         """
         self._app.pause_list.pause(kind, name)
         return tuple(self._app.pause_list.in_force())
@@ -744,10 +736,7 @@ class Dispatcher:
         return self._app.messages.attempts(id_of(message_id))
 
     def story(self, message_id: UUID | str) -> Story:
-        """Return all about a message: itself, its attempts, its reservations, its next step.
-
-        Raises MessageNotFound and StoreUnavailable.
-        """
+        """Return all about a message: itself, its attempts, its reservations, its next step."""
         return self._app.story_reader.read(id_of(message_id))
 
     def held(self, *, limit: int = 100) -> list[Message]:
@@ -770,8 +759,7 @@ class Dispatcher:
     def counts(self, **wanted: Unpack[Wanted]) -> dict[str, dict[Status, int]]:
         """Return how many messages match all filters, by channel and status.
 
-        ``counts(campaign="summer")`` is what has come of a campaign so far. Raises like
-        :meth:`count`.
+        ``counts(campaign="summer")`` is what has come of a campaign. Raises like :meth:`count`.
         """
         return self._app.listing.counted(selection_of(wanted, self.settings))[0]
 
@@ -779,8 +767,8 @@ class Dispatcher:
         """Yield the messages that match all filters (:class:`~dispatcher.Wanted`).
 
         Newest first, or oldest first; without those made after the call. They are read from the
-        database as the result is, some hundreds at a time, so any number may be yielded. Raises
-        InvalidDraft, and StoreUnavailable at any time.
+        database as the result is, some hundreds at a time. Raises InvalidDraft, and
+        StoreUnavailable at any time.
         """
         selection = selection_of(wanted, self.settings)
         pages = self._app.listing.pages(
@@ -850,11 +838,9 @@ class Dispatcher:
         It has booked times, the fill of each quota and the times it refuses, quiet hours, and the
         next slots. ``channel``, ``scopes`` and ``zone`` apply as for :meth:`submit`; with ``kind``
         only the scope of that kind, such as a tenant, is read. Without a scope it reads the
-        ``channel`` as a whole, or the ``scopes``. ``length`` is at most 366 days.
-
-        A scope is spelt as a recipient of :meth:`submit`. One that no channel accepts as such is
-        refused, unless messages of a ``scope`` of that name are booked.
-        Raises InvalidDraft and ReservationsUnavailable.
+        ``channel`` as a whole, or the ``scopes``. ``length`` is at most 366 days. A scope is spelt
+        as a recipient; one that no channel accepts as such is refused, unless messages of a
+        ``scope`` of that name are booked. Raises InvalidDraft and ReservationsUnavailable.
         """
         return self._app.timeline_reader.read(
             plain(scope),
@@ -1020,20 +1006,14 @@ def threads_of(dispatcher: Dispatcher, most: int) -> ThreadPoolExecutor:
 
 
 def for_pages(dispatcher: Dispatcher) -> Dispatcher:
-    """Return a dispatcher whose calls read the store on the connections for pages.
-
-    These are closed with ``dispatcher``.
-    """
+    """Return a dispatcher that reads on the connections for pages, which ``dispatcher`` closes."""
     made = Dispatcher(dispatcher.settings)
     made._app = dispatcher._app.pages
     return made
 
 
 def selection_of(wanted: Wanted, settings: Settings) -> Selection:
-    """Validate filters, and spell the recipient as it is stored.
-
-    Raises InvalidDraft, also for a kind of scope that the settings do not have.
-    """
+    """Validate filters, and spell the recipient as it is stored. Raises InvalidDraft."""
     selection = Selection.of(wanted)
     of_channels = (of(name) for name in settings.channels for of in (of_scope_on, of_channel))
     kinds = [*settings.scopes, *of_channels]
@@ -1049,7 +1029,6 @@ def selection_of(wanted: Wanted, settings: Settings) -> Selection:
 
 
 def _threads(most: int) -> ThreadPoolExecutor:
-    """Return threads, each started when it is needed. Further calls queue."""
     return ThreadPoolExecutor(most, thread_name_prefix="dispatcher")
 
 
@@ -1065,6 +1044,5 @@ def _overridden(drafts: Iterable[Draft], on_conflict: OnConflict | None) -> Iter
 
 
 def _check_limit(limit: object) -> None:
-    """Raise InvalidDraft unless ``limit`` is a number of messages that one call may return."""
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= _MOST_FOUND:
         raise InvalidDraft("limit", quoted(limit), f"1 to {_MOST_FOUND}")

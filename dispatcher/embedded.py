@@ -231,24 +231,15 @@ def _redis(data_dir: Path) -> Process:
 
 
 def _service(settings: Settings, name: str) -> Process:
-    return Process(
-        [sys.executable, "-m", "dispatcher", name],
-        log=settings.data_dir / "logs" / f"{name}.log",
-        env=_child_environment(settings),
-    )
-
-
-def _child_environment(settings: Settings) -> dict[str, str]:
-    """Return the environment of a process with these settings and no settings file."""
     nothing = settings.data_dir / "nothing.toml"
     nothing.touch(mode=0o600)
     inherited = {name: value for name, value in os.environ.items() if not _is_setting(name)}
-    return {
-        **inherited,
-        **settings.environment(),
-        CONFIG_VARIABLE: str(nothing),
-        PARENT_VARIABLE: str(os.getpid()),
-    }
+    no_file = {CONFIG_VARIABLE: str(nothing), PARENT_VARIABLE: str(os.getpid())}
+    return Process(
+        [sys.executable, "-m", "dispatcher", name],
+        log=settings.data_dir / "logs" / f"{name}.log",
+        env=inherited | settings.environment() | no_file,
+    )
 
 
 def _is_setting(variable: str) -> bool:

@@ -341,12 +341,9 @@ class ReservationsUnavailable(Unavailable):
 class DuplicateUnderWay(ReservationsUnavailable):
     """Another submit with the same idempotency key has reservations and is not stored yet.
 
-    Raised only where scopes lie in several shards: when this submit would have to move those
-    reservations, or while the other one moves them and has the new time in some shards only. In a
-    batch only this draft is refused.
-
-    The other submit ends soon; if its process died, its reservations are released within
-    ``reconcile_grace`` and a sweep. Nothing was stored.
+    Raised only where scopes lie in several shards; in a batch only this draft is refused. Nothing
+    was stored. The other submit ends soon; if its process died, its reservations are released
+    within ``reconcile_grace`` and a sweep.
     """
 
     def __init__(self) -> None:
@@ -467,10 +464,7 @@ def kind_of(value: object) -> str:
 
 
 def alone(error: ErrorT) -> ErrorT:
-    """Return an error without traceback and causes.
-
-    One that is kept would keep with them all that the functions on its way had in memory.
-    """
+    """Return an error without traceback and causes, which would keep much in memory."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
 
@@ -487,8 +481,7 @@ def plain(value: T) -> T:
 def quoted(value: object) -> str:
     """Return a value for a sentence: its repr, on one line, of at most 80 characters.
 
-    Every error quotes callers' values with it. For a value whose repr fails it returns the type;
-    lengths and instants are written for people.
+    Of one whose repr fails it is the type; lengths and instants are written for people.
     """
     value = plain(value)
     try:

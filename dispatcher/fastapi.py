@@ -24,13 +24,7 @@ from dispatcher.client import Dispatcher
 from dispatcher.errors import DispatcherError, InvalidSettings
 from dispatcher.extras import needs
 from dispatcher.limiters import AsyncLimiter
-from dispatcher.problems import (
-    KeyOf,
-    answer_to,
-    check_limited,
-    keeping_policy,
-    limit_headers,
-)
+from dispatcher.problems import KeyOf, answer_to, check_limited, keeping_policy, limit_headers
 from dispatcher.settings import Settings
 
 with needs("fastapi", "dispatcher.fastapi"):
@@ -44,7 +38,6 @@ T = TypeVar("T")
 Key = KeyOf[Request]
 
 _STATE = "dispatcher"
-_PERMIT = "dispatcher_permit"
 
 
 def lifespan(
@@ -74,11 +67,11 @@ def dispatcher() -> Callable[[Request], Dispatcher]:
 
 
 def _opened(request: Request) -> Dispatcher:
-    found = getattr(request.state, _STATE, None)
-    if not isinstance(found, Dispatcher):
+    ours = getattr(request.state, _STATE, None)
+    if not isinstance(ours, Dispatcher):
         accepted = "FastAPI(lifespan=lifespan()); in a test: with TestClient(app) as client"
         raise InvalidSettings("lifespan", "no dispatcher was opened", accepted)
-    return found
+    return ours
 
 
 def answer_error(request: Request, error: Exception) -> Response:
@@ -97,15 +90,15 @@ def answer_error(request: Request, error: Exception) -> Response:
 def permit(
     limiter: AsyncLimiter, key: Key, n: int = 1
 ) -> Callable[[Request, Response], AsyncIterator[None]]:
-    """Return a dependency that takes ``n`` permits for each request.
+    """Return a dependency that takes ``n`` permits for each request; holds last until its end.
 
-    ``key`` is the key, or a function that returns it for a request; None: it is not limited. The
-    request is refused with LimitReached, which :func:`answer_error` answers by 429. Holds last
-    until the request has ended. The headers ``RateLimit`` and ``RateLimit-Policy`` are those of
-    the answer, unless the endpoint returns a Response of its own: the middleware sets them there,
-    too. Where Redis does not answer, LimitersUnavailable is raised; with ``on_error="unknown"``
-    the request goes on. Raises InvalidValue for a limiter on a client that is not asynchronous, a
-    function that must be awaited, and an ``n`` that no request can ask for.
+    ``key`` is the key, or a function that returns it for a request; None: it is not limited. A
+    refusal is LimitReached, which :func:`answer_error` answers by 429. The answer has the headers
+    ``RateLimit`` and ``RateLimit-Policy``, unless the endpoint returns a Response of its own: the
+    middleware sets them there, too. Where Redis does not answer, LimitersUnavailable is raised;
+    with ``on_error="unknown"`` the request goes on. Raises InvalidValue for a limiter on a client
+    that is not asynchronous, a function that must be awaited, and an ``n`` that no request can ask
+    for.
     """
     check_limited(limiter, AsyncLimiter, key, n)
 
@@ -129,7 +122,7 @@ def limited(
 
     def decorate(endpoint: Callable[P, T]) -> Callable[P, T]:
         signature = inspect.signature(endpoint)
-        name = f"{_PERMIT}_{len(signature.parameters)}"  # further limits have other names
+        name = f"dispatcher_permit_{len(signature.parameters)}"  # further limits have other names
 
         @wraps(endpoint)
         def called(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -143,7 +136,9 @@ def limited(
 
         wrapper: Any = awaited if inspect.iscoroutinefunction(endpoint) else called
         needed = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=taken)
-        asked = sorted([needed, *signature.parameters.values()], key=lambda each: each.kind)
+        asked = sorted(
+            [needed, *signature.parameters.values()], key=lambda parameter: parameter.kind
+        )
         wrapper.__signature__ = signature.replace(parameters=asked)
         return cast("Callable[P, T]", wrapper)
 
@@ -170,11 +165,11 @@ class LimiterMiddleware:
         request = Request(scope)
         async with AsyncExitStack() as held:
             try:
-                given = await self._taken(held, request)
+                taken = await self._taken(held, request)
             except DispatcherError as error:
                 await answer_error(request, error)(scope, receive, send)
                 return
-            headers = [(name.lower().encode(), value.encode()) for name, value in given.items()]
+            headers = [(name.lower().encode(), value.encode()) for name, value in taken.items()]
 
             async def send_more(message: Message) -> None:
                 if message["type"] == "http.response.start":
@@ -187,11 +182,9 @@ class LimiterMiddleware:
 async def _taken(
     limiter: AsyncLimiter, key: Key, n: int, held: AsyncExitStack, request: Request
 ) -> dict[str, str]:
-    headers: dict[str, str] = {}
     keys = key(request) if callable(key) else key
     if keys is not None:
         with keeping_policy(limiter):
-            headers = limit_headers(
-                limiter.limits, await held.enter_async_context(limiter.permit(keys, n))
-            )
-    return headers
+            decision = await held.enter_async_context(limiter.permit(keys, n))
+            return limit_headers(limiter.limits, decision)
+    return {}

@@ -24,13 +24,7 @@ from dispatcher.client import Dispatcher
 from dispatcher.errors import DispatcherError, InvalidSettings
 from dispatcher.extras import needs
 from dispatcher.limiters import Limiter
-from dispatcher.problems import (
-    KeyOf,
-    answer_to,
-    check_limited,
-    keeping_policy,
-    limit_headers,
-)
+from dispatcher.problems import KeyOf, answer_to, check_limited, keeping_policy, limit_headers
 from dispatcher.settings import Settings
 
 with needs("flask", "dispatcher.flask"):
@@ -60,10 +54,10 @@ def init_app(app: Flask, settings: Settings | None = None) -> Dispatcher:
 
 def dispatcher() -> Dispatcher:
     """Return the dispatcher of the current app. Raises InvalidSettings where it has none."""
-    found = current_app.extensions.get(_EXTENSION)
-    if not isinstance(found, Dispatcher):
+    ours = current_app.extensions.get(_EXTENSION)
+    if not isinstance(ours, Dispatcher):
         raise InvalidSettings("init_app", "the app has no dispatcher", "init_app(app)")
-    return found
+    return ours
 
 
 def answer_error(error: DispatcherError) -> Response:
@@ -123,12 +117,12 @@ class LimiterMiddleware:
         """Answer a request, or pass it on with permits."""
         held = ExitStack()
         try:
-            given = self._taken(held, Request(environ))
+            taken = self._taken(held, Request(environ))
         except DispatcherError as error:
             return answer_error(error)(environ, start)
 
         def start_with(status: str, headers: list[tuple[str, str]], *error: Any) -> Any:
-            return start(status, [*headers, *given.items()], *error)
+            return start(status, [*headers, *taken.items()], *error)
 
         try:
             return ClosingIterator(self._app(environ, start_with), held.close)
@@ -138,10 +132,8 @@ class LimiterMiddleware:
 
 
 def _taken(limiter: Limiter, key: Key, n: int, held: ExitStack, asking: Request) -> dict[str, str]:
-    headers: dict[str, str] = {}
     keys = key(asking) if callable(key) else key
     if keys is not None:
         with keeping_policy(limiter):
-            decision = held.enter_context(limiter.permit(keys, n))
-            headers = limit_headers(limiter.limits, decision)
-    return headers
+            return limit_headers(limiter.limits, held.enter_context(limiter.permit(keys, n)))
+    return {}

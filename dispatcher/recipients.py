@@ -40,7 +40,7 @@ class Spellings:
     """Spells recipients by the rules of their channels. Without a rule they stay as given."""
 
     def __init__(self, channels: Mapping[str, ChannelSettings]) -> None:
-        self._rules = {name: each.recipients for name, each in channels.items()}
+        self._rules = {name: channel.recipients for name, channel in channels.items()}
         self._found: dict[str, Spell] = {"": str, "email": email, "phone": phone}
 
     def on(self, channel: object, recipient: str) -> str:

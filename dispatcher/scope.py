@@ -62,16 +62,16 @@ def counted(
     """Return the scopes a message counts against, of these kinds; those of its home come first."""
     if without_on(channel) in kinds or (scopes and WITHOUT in scopes):
         return () if scope == NO_SCOPE else (Scope(WITHOUT, scope, scope),)
-    found = []
+    counting = []
     near, whole = of_scope_on(channel), of_channel(channel)
     if scope != NO_SCOPE and OWN_SCOPE in kinds:
-        found.append(Scope(OWN_SCOPE, scope, scope))
+        counting.append(Scope(OWN_SCOPE, scope, scope))
     if scope != NO_SCOPE and near in kinds:
-        found.append(Scope(near, scope, scope))
+        counting.append(Scope(near, scope, scope))
     if whole in kinds:
-        found.append(Scope(whole, channel, f"@{whole}"))
+        counting.append(Scope(whole, channel, f"@{whole}"))
     if scopes:
         for kind, name in sorted(scopes.items()):
             if kind in kinds:
-                found.append(Scope(kind, name, f"@{kind}:{name}"))
-    return tuple(found)
+                counting.append(Scope(kind, name, f"@{kind}:{name}"))
+    return tuple(counting)

@@ -395,7 +395,9 @@ class Settings(BaseSettings):
     @property
     def expiring_channels(self) -> tuple[str, ...]:
         """The channels whose overdue messages expire."""
-        return tuple(name for name, each in self.channels.items() if each.catch_up == "expire")
+        return tuple(
+            name for name, channel in self.channels.items() if channel.catch_up == "expire"
+        )
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy with some fields replaced, which are not validated."""
@@ -548,7 +550,7 @@ def _default_broker_url(redis_url: str, data_dir: Path) -> str:
     embedded = embedded_addresses(data_dir)
     if redis_url == embedded["redis_url"]:
         return embedded["broker_url"]
-    of_tls = [each for each in _options_of(redis_url) if each[0].startswith("ssl_")]
+    of_tls = [option for option in _options_of(redis_url) if option[0].startswith("ssl_")]
     return re.sub(r"^unix://", "redis+socket://", _with_options(redis_url, of_tls))
 
 
@@ -591,7 +593,7 @@ def like(name: str, names: Collection[str]) -> str:
 
     A name with a further word comes first: "send_in" is rather "send_in_seconds" than "send_at".
     """
-    longer = [each for each in names if each.startswith(f"{name}_")]
+    longer = [known for known in names if known.startswith(f"{name}_")]
     near = longer or get_close_matches(name, names, 1)
     every = f"one of {', '.join(names)}" if names else "none"
     return near[0] if near else every

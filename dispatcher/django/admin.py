@@ -8,7 +8,7 @@ and cannot look for one either.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 
 from dispatcher.django.models import Message as Model
+from dispatcher.django.models import choices
 from dispatcher.django.project import dispatcher
 from dispatcher.errors import DispatcherError, MessageNotFound, Unavailable
 from dispatcher.message import Message, Status
@@ -34,9 +35,9 @@ _PERSONAL = ("recipient", "scope", "scopes", "body", "idempotency_key", "last_er
 class FilterForm(forms.Form):
     """The filters of :class:`dispatcher.Wanted`."""
 
-    status = forms.ChoiceField(required=False, choices=lambda: [("", "all"), *_pairs(Status)])
+    status = forms.ChoiceField(required=False, choices=lambda: [("", "all"), *choices(Status)])
     channel = forms.ChoiceField(
-        required=False, choices=lambda: [("", "all"), *_pairs(dispatcher.settings.channels)]
+        required=False, choices=lambda: [("", "all"), *choices(dispatcher.settings.channels)]
     )
     recipient = forms.CharField(required=False)
     scope = forms.CharField(required=False)
@@ -163,7 +164,8 @@ class MessageAdmin(admin.ModelAdmin):
         return self._page(request, "suppressions", context, status)
 
     def _changed(self, request: HttpRequest, message_id: str) -> HttpResponse:
-        name, given = request.POST.get("action", ""), request.POST
+        posted = request.POST
+        name = posted.get("action", "")
         action = ACTIONS.get(name)
         if action is None:
             raise Http404("there is no such action")
@@ -172,12 +174,12 @@ class MessageAdmin(admin.ModelAdmin):
             if name == "move":
                 dispatcher.reschedule(
                     message_id,
-                    send_at=given.get("send_at", ""),
-                    zone=given.get("zone") or None,
-                    on_conflict="shift" if given.get("shift") else "reject",
+                    send_at=posted.get("send_at", ""),
+                    zone=posted.get("zone") or None,
+                    on_conflict="shift" if posted.get("shift") else "reject",
                 )
             elif name == "retry":
-                dispatcher.retry(message_id, perhaps_sent=bool(given.get("perhaps_sent")))
+                dispatcher.retry(message_id, perhaps_sent=bool(posted.get("perhaps_sent")))
             else:
                 getattr(dispatcher, name)(message_id)
         except MessageNotFound as error:
@@ -213,10 +215,6 @@ class MessageAdmin(admin.ModelAdmin):
         everywhere = self.admin_site.each_context(request) | {"opts": self.opts}
         template = f"admin/dispatcher/{name}.html"
         return TemplateResponse(request, template, everywhere | dict(context), status=status)
-
-
-def _pairs(names: Iterable[str]) -> list[tuple[str, str]]:
-    return [(str(name), str(name)) for name in names]
 
 
 def _may(request: HttpRequest, *permissions: str) -> bool:

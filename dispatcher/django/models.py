@@ -7,8 +7,8 @@ calls of :data:`dispatcher.django.dispatcher`, which keep rows, reservations and
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
@@ -97,7 +97,7 @@ class _Messages(_Stored):
         return super().get_queryset().exclude(status=VOID)
 
 
-def _choices(names: type[StrEnum]) -> list[tuple[str, str]]:
+def choices(names: Iterable[str]) -> list[tuple[str, str]]:
     return [(str(name), str(name)) for name in names]
 
 
@@ -112,7 +112,7 @@ class Message(models.Model):
     send_at = InstantField()
     next_attempt_at = InstantField()
     expires_at = InstantField(null=True)
-    status = models.CharField(max_length=9, choices=_choices(Status))
+    status = models.CharField(max_length=9, choices=choices(Status))
     attempt_count = models.SmallIntegerField()
     max_attempts = models.SmallIntegerField()
     idempotency_key = models.CharField(max_length=MAX_RECIPIENT, null=True)
@@ -155,7 +155,7 @@ class Attempt(models.Model):
     token = models.IntegerField()
     started_at = InstantField()
     finished_at = InstantField(null=True)
-    outcome = models.CharField(max_length=9, null=True, choices=_choices(Outcome))
+    outcome = models.CharField(max_length=9, null=True, choices=choices(Outcome))
     error = models.TextField(null=True)
     receipt = models.TextField(null=True)
 

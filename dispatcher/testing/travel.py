@@ -130,9 +130,9 @@ class Travel:
     ) -> datetime:
         """Let so much time pass, or all until an instant ``to``, not both; return the present then.
 
-        An instant is an aware datetime or a text with an offset, as ``send_at`` of a submit.
-        Raises InvalidValue for one that is past, RuntimeError for a dispatcher that is closed, what
-        a transport raises that is no Exception, and an AssertionError of ``outbox.before``.
+        An instant is an aware datetime or a text with an offset. Raises InvalidValue for one that
+        is past, RuntimeError for a dispatcher that is closed, what a transport raises that is no
+        Exception, and an AssertionError of ``outbox.before``.
         """
         instant = None if to is None else send_time.parse(to, field="to")
         try:
@@ -223,16 +223,15 @@ class MemoryDispatcher(Dispatcher):
     """A dispatcher of a test: ``travel`` moves its time, ``outbox`` has what it sent.
 
     All is real but the broker, which lies in this process, and the transports: no one but the
-    outbox is called. It has a new SQLite database and an empty Redis, which ``pip install
-    'quota-dispatcher[embedded]'`` brings; both are of this process alone, and know the time of
-    ``travel``. With ``database_url`` it uses that database instead, which is migrated, and in which
-    **all rows of the dispatcher's tables are deleted**.
+    outbox is called, on the thread that moves the time. It has a new SQLite database and an empty
+    Redis (``pip install 'quota-dispatcher[embedded]'``), which are of this process alone. With
+    ``database_url`` it uses that database instead, which is migrated, and in which **all rows of
+    the dispatcher's tables are deleted**.
 
-    ``settings`` are those of the real one, by default of the environment and ``dispatcher.toml``;
-    their addresses of servers are ignored. ``start`` is the instant at which it begins, by default
-    the present, in whole seconds. The waits before retries are drawn from ``seed``. Messages are
-    delivered on the thread that moves the time. Raises InvalidValue for a ``start`` that is no
-    aware datetime, EmbeddedUnavailable where there is no Redis to start, and StoreUnavailable.
+    ``settings`` are by default those of the environment and ``dispatcher.toml``; their addresses of
+    servers are ignored. It begins at ``start``, by default the present, in whole seconds. The waits
+    before retries are drawn from ``seed``. Raises InvalidValue for a ``start`` that is no aware
+    datetime, EmbeddedUnavailable where there is no Redis to start, and StoreUnavailable.
     """
 
     def __init__(

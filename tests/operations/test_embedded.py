@@ -15,8 +15,8 @@ import pytest
 from dispatcher import Dispatcher, InvalidSettings, Settings
 from dispatcher.embedded import (
     Process,
-    _child_environment,
     _load,
+    _service,
     _supervised,
     embedded,
     environment,
@@ -96,7 +96,7 @@ def test_worker_and_beat_have_the_same(
     monkeypatch.setenv("DISPATCHER_METRICS_PORT", "9100")
     settings = _load(tmp_path, {"channels": SMS, "metrics_port": None})
     program = "import json, dispatcher; print(json.dumps(dispatcher.Settings.load().environment()))"
-    env = _child_environment(settings) | {"PYTHONPATH": str(ROOT)}
+    env = (_service(settings, "worker").env or {}) | {"PYTHONPATH": str(ROOT)}
     child = subprocess.run(
         [sys.executable, "-c", program],
         cwd=project, env=env, check=True, capture_output=True, text=True,
