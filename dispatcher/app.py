@@ -476,19 +476,16 @@ class App:
 
         Return None where the settings have no port, and where the port is taken, which is logged.
         """
-        port = self.settings.metrics_port
+        host, port = self.settings.metrics_host, self.settings.metrics_port
         if port is None:
             return None
         health = self.health(kind)
         try:
             look = lambda: self.overviews.vitals()  # noqa: E731, PLW0108 - built at the first scrape
-            self._exposition = prometheus().Exposition(
-                look, health, self.settings.metrics_host, port, self.clock
-            )
+            self._exposition = prometheus().Exposition(look, health, host, port, self.clock)
         except InvalidSettings as error:
             log.error("metrics are not served: %s", error)  # noqa: TRY400 - it says all there is
             return None
-        host = self.settings.metrics_host
         log.info("metrics at http://%s:%d/metrics", host, self._exposition.port)
         return health
 

@@ -203,8 +203,8 @@ class BodyType:
             if isinstance(part, Mapping):
                 if part.get("type") == "dict":
                     has_numbers |= part.get("keys_schema", {}).get("type") != "str"
-                words.update(each for each in part if isinstance(each, str))
-                left += [each for name, each in part.items() if name not in _NO_WORDS]
+                words.update(key for key in part if isinstance(key, str))
+                left += [value for key, value in part.items() if key not in _NO_WORDS]
             elif isinstance(part, list | tuple):
                 left += part
             elif isinstance(part, str):

@@ -232,7 +232,7 @@ class Dispatcher:
         """
         loop = asyncio.get_running_loop()
         if loop not in self._turns:  # a semaphore that was waited for holds its loop for ever
-            for closed in [each for each in list(self._turns) if each.is_closed()]:
+            for closed in [known for known in list(self._turns) if known.is_closed()]:
                 self._turns.pop(closed, None)
         turns = self._turns.setdefault(loop, WeakKeyDictionary())
         return turns.setdefault(loop if session is None else session, asyncio.Semaphore(most))

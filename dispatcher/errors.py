@@ -175,7 +175,7 @@ class QuotaExceeded(SlotRefused):
         latest: datetime | None = None,
         drafts: int = 0,
     ) -> None:
-        shown = ", ".join(str(each) for each in conflicting[:_SHOWN_CONFLICTS])
+        shown = ", ".join(str(message_id) for message_id in conflicting[:_SHOWN_CONFLICTS])
         more = len(conflicting) - _SHOWN_CONFLICTS
         if more > 0:
             shown += f" and {more} more"

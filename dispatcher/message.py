@@ -195,7 +195,7 @@ class Plan:
     @property
     def by_reason(self) -> Mapping[str, int]:
         """How many drafts would be refused for each reason, the most frequent first."""
-        return dict(Counter(each.reason for each in self.rejections).most_common())
+        return dict(Counter(rejection.reason for rejection in self.rejections).most_common())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -407,7 +407,7 @@ _OBEYED = re.compile(
 
 def visible_text(text: str) -> str:
     """Return text whose control and bidi characters are escaped as in JSON, for terminals."""
-    return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _OBEYED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def storable_text(value: object, *, longest: int = 500) -> str:
@@ -450,16 +450,16 @@ class _Cleaner:
             raise InvalidDraft(self._field, "too many levels", self._accepted)
         if isinstance(value, Mapping):
             return self._object(value, path, depth)
-        return [self.clean(each, f"{path}[{n}]", depth - 1) for n, each in enumerate(value)]
+        return [self.clean(part, f"{path}[{n}]", depth - 1) for n, part in enumerate(value)]
 
     def _object(self, value: Mapping[Any, object], path: str, depth: int) -> dict[str, Any]:
         copy = {}
-        for key, each in value.items():
+        for key, part in value.items():
             if not isinstance(key, str):
                 problem = f"a key that is {kind_of(key)}"
                 raise InvalidDraft(path, problem, self._accepted)
             name = self._text(plain(key), path)
-            copy[name] = self.clean(each, f"{path}.{name[:40]}", depth - 1)
+            copy[name] = self.clean(part, f"{path}.{name[:40]}", depth - 1)
         return copy
 
     def _text(self, value: str, path: str) -> str:

@@ -88,7 +88,7 @@ def problem_of(error: DispatcherError, *, whole: bool = True) -> dict[str, Any]:
         asks = "ask for message_id, or repeat the call with the same Idempotency-Key"
         detail = f"{detail.removesuffix('.')}; {asks}"
     if "status" in data:  # a message's: a problem has one of its own
-        data = {("message_status" if n == "status" else n): each for n, each in data.items()}
+        data["message_status"] = data.pop("status")
     wait = data.pop("retry_after", None)
     if isinstance(wait, timedelta) and wait != timedelta.max:
         data["retry_after_seconds"] = wait.total_seconds()
@@ -143,10 +143,10 @@ def limit_headers(
 
 def _policy(limits: Sequence[Algorithm], names: Sequence[str]) -> dict[str, str]:
     policies = [
-        f"{_quoted(text)};q={each.most}"
-        + (f";w={max(1, each.length_ms // 1_000)}" * bool(each.length_ms))
-        for text, each in zip(names, limits, strict=True)
-        if each.most
+        f"{_quoted(text)};q={limit.most}"
+        + (f";w={max(1, limit.length_ms // 1_000)}" * bool(limit.length_ms))
+        for text, limit in zip(names, limits, strict=True)
+        if limit.most
     ]
     return {"RateLimit-Policy": ", ".join(policies)} if policies else {}
 
@@ -235,5 +235,5 @@ def _plain(value: object) -> Any:
     if isinstance(value, str):
         return str(value)
     if isinstance(value, Iterable):
-        return [_plain(each) for each in value]
+        return [_plain(part) for part in value]
     return value

@@ -41,7 +41,7 @@ class Spellings:
 
     def __init__(self, channels: Mapping[str, ChannelSettings]) -> None:
         self._rules = {name: channel.recipients for name, channel in channels.items()}
-        self._found: dict[str, Spell] = {"": str, "email": email, "phone": phone}
+        self._spells: dict[str, Spell] = {"": str, "email": email, "phone": phone}
 
     def on(self, channel: object, recipient: str) -> str:
         """Return the spelling on a channel. Raises InvalidDraft, and InvalidSettings."""
@@ -55,24 +55,24 @@ class Spellings:
         """
         if channel is not None:
             return (self.on(channel, recipient),)
-        found: dict[str, None] = {}
+        spellings: dict[str, None] = {}
         refusal: InvalidDraft | None = None
         for rule in dict.fromkeys(self._rules.values()):
             try:
-                found[self._spelt(rule, recipient)] = None
+                spellings[self._spelt(rule, recipient)] = None
             except InvalidDraft as refused:
                 refusal = refused
-        if refusal is not None and not found:
+        if refusal is not None and not spellings:
             raise refusal
-        return tuple(found)
+        return tuple(spellings)
 
     def one(self, recipient: str, channel: str | None = None) -> str:
         """Return the spelling. Raises InvalidDraft where channels spell it in several ways."""
-        found = self.all(recipient, channel)
-        if len(found) > 1:
-            problem = "channels spell it in several ways"
-            raise InvalidDraft("recipient", problem, f"with a channel, or as {quoted(found[0])}")
-        return found[0]
+        spellings = self.all(recipient, channel)
+        if len(spellings) > 1:
+            accepted = f"with a channel, or as {quoted(spellings[0])}"
+            raise InvalidDraft("recipient", "channels spell it in several ways", accepted)
+        return spellings[0]
 
     def problems(self) -> Mapping[str, InvalidSettings | None]:
         """Load each channel's rule; return its error, or None, by the name of the setting."""
@@ -83,9 +83,13 @@ class Spellings:
         }
 
     def _rule(self, rule: str) -> Spell:
-        if rule not in self._found:
-            self._found[rule] = _load(rule)
-        return self._found[rule]
+        if rule not in self._spells:
+            accepted = "email, phone, or package.module:function of a text"
+            spell: Spell = load_named("recipients", rule, accepted)
+            if not callable(spell):
+                raise InvalidSettings("recipients", f"{quoted(rule)} is no function", accepted)
+            self._spells[rule] = spell
+        return self._spells[rule]
 
     def _spelt(self, rule: str, recipient: str) -> str:
         spell = self._rule(rule)
@@ -118,7 +122,7 @@ def email(text: str) -> str:
 
 def _ascii(label: str) -> str:
     """Return a label as name servers know it; one that is no name, unchanged."""
-    is_name = all(unicodedata.category(each)[0] in "LMN" or each == "-" for each in label)
+    is_name = all(unicodedata.category(letter)[0] in "LMN" or letter == "-" for letter in label)
     if label.isascii() or not is_name:
         return label
     return f"xn--{label.encode('punycode').decode('ascii')}"
@@ -142,11 +146,3 @@ def phone(text: str) -> str:
         problem = "no number of that country, or one with a digit that is dialled only within it"
         raise InvalidDraft("recipient", problem, _PHONE_ACCEPTED)
     return digits
-
-
-def _load(rule: str) -> Spell:
-    accepted = "email, phone, or package.module:function of a text"
-    spell: Spell = load_named("recipients", rule, accepted)
-    if not callable(spell):
-        raise InvalidSettings("recipients", f"{quoted(rule)} is no function", accepted)
-    return spell

@@ -332,8 +332,8 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Order the sources: arguments, environment, file. A table replaces that of later ones."""
         del dotenv_settings, file_secret_settings
-        given = init_settings()
-        others = {name: value for name, value in env_settings().items() if name not in given}
+        arguments = init_settings()
+        others = {name: value for name, value in env_settings().items() if name not in arguments}
         environment = InitSettingsSource(settings_cls, init_kwargs=others)
         if not cls.reads_file:
             return init_settings, environment
@@ -348,22 +348,22 @@ class Settings(BaseSettings):
         # pydantic would merge the tables, and add channels that nobody asked for to those of a test
         variables = {variable.upper() for variable in os.environ}
         for name in [*file.init_kwargs]:
-            if name in given or PREFIX + name.upper() in variables:
+            if name in arguments or PREFIX + name.upper() in variables:
                 del file.init_kwargs[name]
         return init_settings, environment, file
 
     @cached_property
     def quotas_of(self) -> dict[str, tuple[AnyQuota, ...]]:
         """The quotas of every kind of scope that has some (see :mod:`dispatcher.scope`)."""
-        found: dict[str, tuple[AnyQuota, ...]] = {scope.OWN_SCOPE: self.quotas}
-        found[scope.WITHOUT] = _NEVER_FULL
+        quotas_of: dict[str, tuple[AnyQuota, ...]] = {scope.OWN_SCOPE: self.quotas}
+        quotas_of[scope.WITHOUT] = _NEVER_FULL
         for name, channel in self.channels.items():
-            found[scope.of_scope_on(name)] = channel.recipient_quotas
-            found[scope.of_channel(name)] = channel.quotas
+            quotas_of[scope.of_scope_on(name)] = channel.recipient_quotas
+            quotas_of[scope.of_channel(name)] = channel.quotas
             if channel.without_quotas == "always":
-                found[scope.without_on(name)] = _NEVER_FULL
-        found |= {name: kind.quotas for name, kind in self.scopes.items()}
-        return {kind: quotas for kind, quotas in found.items() if quotas}
+                quotas_of[scope.without_on(name)] = _NEVER_FULL
+        quotas_of |= {name: kind.quotas for name, kind in self.scopes.items()}
+        return {kind: quotas for kind, quotas in quotas_of.items() if quotas}
 
     @cached_property
     def spellings(self) -> Spellings:
@@ -530,8 +530,8 @@ def embedded_addresses(data_dir: Path) -> dict[str, str]:
 
 def _several(url: str) -> str:
     """Return ``cluster`` or ``sentinel`` where a URL leads to one, else empty."""
-    found = re.match(r"rediss?\+(cluster|sentinel)://", url)
-    return found[1] if found else ""
+    match = re.match(r"rediss?\+(cluster|sentinel)://", url)
+    return match[1] if match else ""
 
 
 def _require(holds: bool, field: str, problem: str, accepted: str) -> None:

@@ -56,15 +56,15 @@ def _wrong_channels(settings: Settings) -> Iterator[CheckMessage]:
         except InvalidSettings as error:
             yield Error(str(error), id="dispatcher.channels")
         except Exception as error:  # noqa: BLE001 - it may raise anything, secrets in its text
-            found = f"the transport of channel {name} raised {type(error).__name__}"
-            yield Error(found, id="dispatcher.channels")
+            problem = f"the transport of channel {name} raised {type(error).__name__}"
+            yield Error(problem, id="dispatcher.channels")
 
 
 def _wrong_templates(settings: Settings) -> Iterator[CheckMessage]:
     """Yield an error for each template that cannot be compiled."""
     with closing(App(settings)) as app:
-        judged = app.templates.problems().values()
-    yield from (Error(str(each), id="dispatcher.templates") for each in judged if each is not None)
+        errors = app.templates.problems().values()
+    yield from (Error(str(error), id="dispatcher.templates") for error in errors if error)
 
 
 @register(TAG, deploy=True)
@@ -76,7 +76,7 @@ def check_servers(**_: Any) -> Sequence[CheckMessage]:
     except InvalidSettings:
         return []  # the other check, or the first submit, says so
     return [
-        _KINDS[each.level](each.found, hint=each.remedy, id=f"dispatcher.{each.check}")
-        for each in findings
-        if each.level in _KINDS
+        _KINDS[finding.level](finding.found, hint=finding.remedy, id=f"dispatcher.{finding.check}")
+        for finding in findings
+        if finding.level in _KINDS
     ]

@@ -107,26 +107,26 @@ def is_in_memory(connection: BaseDatabaseWrapper) -> bool:
 
 def database_url(connection: BaseDatabaseWrapper) -> str:
     """Return the ``database_url`` of a database of Django's. Raises InvalidSettings."""
-    given, kind = connection.settings_dict, connection.vendor
+    entry, kind = connection.settings_dict, connection.vendor
     where = f"DATABASES.{connection.alias}"
     if kind not in _OF_DJANGO:
         accepted = f"SQLite, PostgreSQL, MariaDB, or {_OWN}"
         raise InvalidSettings(f"{where}.ENGINE", f"is {kind}", accepted)
-    name = str(given["NAME"])
+    name = str(entry["NAME"])
     if kind == "sqlite" and (is_in_memory(connection) or name.startswith("file:")):
         accepted = f'the path of a file (for tests TEST = {{"NAME": …}}), or {_OWN}'
         raise InvalidSettings(f"{where}.NAME", "is no path of a file", accepted)
-    query = _query(where, kind, given.get("OPTIONS") or {})
-    host = str(given.get("HOST") or "")
+    query = _query(where, kind, entry.get("OPTIONS") or {})
+    host = str(entry.get("HOST") or "")
     if host.startswith("/"):
         query["host" if kind == "postgresql" else "unix_socket"] = host
         host = ""
     url = URL.create(
         kind,
-        username=given.get("USER") or None,
-        password=given.get("PASSWORD") or None,
+        username=entry.get("USER") or None,
+        password=entry.get("PASSWORD") or None,
         host=host or None,
-        port=int(given["PORT"]) if given.get("PORT") else None,
+        port=int(entry["PORT"]) if entry.get("PORT") else None,
         database=name,
         query=query,
     )
@@ -149,7 +149,7 @@ def _of_dispatcher() -> dict[str, Any]:
 
 
 def _given() -> Mapping[str, Any]:
-    given = getattr(project, NAME, {})
-    if not isinstance(given, Mapping):
-        raise InvalidSettings(NAME, kind_of(given), "a dict of settings by their names")
-    return given
+    settings = getattr(project, NAME, {})
+    if not isinstance(settings, Mapping):
+        raise InvalidSettings(NAME, kind_of(settings), "a dict of settings by their names")
+    return settings

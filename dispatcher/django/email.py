@@ -29,7 +29,7 @@ from dispatcher.transports.mail import read_mailbox, read_sender, read_senders
 log = logging.getLogger(__name__)
 
 _OURS = frozenset({"channel", "recipient", "body", "template", "data"})
-_OPTIONS = frozenset(each.name for each in fields(Draft)) - _OURS
+_OPTIONS = frozenset(field.name for field in fields(Draft)) - _OURS
 _KINDS = {"plain": "text", "html": "html"}
 
 
@@ -73,9 +73,9 @@ class EmailBackend(BaseEmailBackend):
         names the error.
         """
         booked = 0
-        for each in email_messages:
+        for email in email_messages:
             try:
-                booked += self._book(each)
+                booked += self._book(email)
             except DispatcherError as error:
                 if not self.fail_silently:
                     raise
@@ -135,7 +135,7 @@ def body_of(email: EmailMessage, *, channel: str) -> dict[str, Any]:
     if email.attachments:
         if getattr(email, "mixed_subtype", "mixed") != "mixed":  # of Django 5
             raise InvalidDraft("attachments", "mixed_subtype is not mixed", "plain attachments")
-        body["attachments"] = [_attached(each) for each in email.attachments]
+        body["attachments"] = [_attached(attachment) for attachment in email.attachments]
     return body
 
 
@@ -152,12 +152,12 @@ def _contents(email: EmailMessage) -> dict[str, str]:
     key = _KINDS.get(email.content_subtype)
     if key is None:
         raise InvalidDraft("content_subtype", quoted(email.content_subtype), "plain or html")
-    found = {key: str(email.body)}
+    contents = {key: str(email.body)}
     for content, kind in getattr(email, "alternatives", None) or ():
-        if kind != "text/html" or "html" in found:
+        if kind != "text/html" or "html" in contents:
             raise InvalidDraft("alternatives", f"one of {quoted(kind)}", "one of text/html")
-        found["html"] = str(content)
-    return found
+        contents["html"] = str(content)
+    return contents
 
 
 def _attached(attachment: Any) -> dict[str, str]:
@@ -171,13 +171,13 @@ def _attached(attachment: Any) -> dict[str, str]:
         raise InvalidDraft("attachments", kind_of(content), "bytes or text")
     if not filename:
         raise InvalidDraft("attachments", "one without a filename", "a filename for each")
-    found = {"filename": str(filename), "content": base64.b64encode(content).decode()}
-    return found | ({"type": str(kind)} if kind else {})
+    part = {"filename": str(filename), "content": base64.b64encode(content).decode()}
+    return part | ({"type": str(kind)} if kind else {})
 
 
 def _taken(headers: dict[str, str], name: str) -> str | None:
     """Take a header out, however its name is written."""
-    return next((headers.pop(each) for each in [*headers] if each.lower() == name.lower()), None)
+    return next((headers.pop(key) for key in [*headers] if key.lower() == name.lower()), None)
 
 
 def _sender(text: object, channel: str) -> str | None:

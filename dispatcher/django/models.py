@@ -32,8 +32,8 @@ class IdField(models.UUIDField):
     ) -> Any:
         if connection.vendor != "mysql" or value is None:
             return super().get_db_prep_value(value, connection, prepared)
-        found = self.to_python(value)
-        return found.bytes if isinstance(found, UUID) else found
+        read = self.to_python(value)
+        return read.bytes if isinstance(read, UUID) else read
 
     def from_db_value(self, value: Any, *_: Any) -> UUID | None:
         if isinstance(value, bytes):
@@ -50,10 +50,10 @@ class InstantField(models.DateTimeField):
     def get_db_prep_value(
         self, value: Any, connection: BaseDatabaseWrapper, prepared: bool = False
     ) -> Any:
-        found = value if prepared else self.get_prep_value(value)
-        if not isinstance(found, datetime):
-            return found
-        instant = found.astimezone(UTC)  # a naive one is local time, which Django has set
+        instant = value if prepared else self.get_prep_value(value)
+        if not isinstance(instant, datetime):
+            return instant
+        instant = instant.astimezone(UTC)  # a naive one is local time, which Django has set
         if connection.vendor == "sqlite":
             return instant.isoformat(" ", "milliseconds")[:23]
         return instant if connection.vendor == "postgresql" else instant.replace(tzinfo=None)
@@ -61,10 +61,10 @@ class InstantField(models.DateTimeField):
     def from_db_value(self, value: Any, _: Any, connection: Any) -> datetime | None:
         if value is None:
             return None
-        found = datetime.fromisoformat(value) if isinstance(value, str) else value
-        if found.tzinfo is None and connection.vendor != "postgresql":
-            return found.replace(tzinfo=UTC)
-        return found.astimezone(UTC)
+        instant = datetime.fromisoformat(value) if isinstance(value, str) else value
+        if instant.tzinfo is None and connection.vendor != "postgresql":
+            return instant.replace(tzinfo=UTC)
+        return instant.astimezone(UTC)
 
     def get_internal_type(self) -> str:
         return type(self).__name__  # a type that no database converts in its own way

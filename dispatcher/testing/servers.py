@@ -51,7 +51,7 @@ def servers() -> Servers:
         stdout=subprocess.DEVNULL,
         start_new_session=True,
     )
-    atexit.register(_end, shell)
+    atexit.register(shell.communicate)
     deadline = time.monotonic() + START_SECONDS
     with redis.Redis(unix_socket_path=str(socket)) as client:
         while True:
@@ -64,10 +64,6 @@ def servers() -> Servers:
                 time.sleep(_POLL_SECONDS)
             else:
                 return Servers(folder, socket)
-
-
-def _end(shell: subprocess.Popen[bytes]) -> None:
-    shell.communicate()
 
 
 def new_database(settings: Settings) -> str:

@@ -121,7 +121,7 @@ class TransportSuite:
                 return [transport.send(self.a_message()) for _ in range(_EACH)]
 
             with ThreadPoolExecutor(_THREADS) as pool:
-                return [each for some in pool.map(send, range(_THREADS)) for each in some]
+                return [receipt for sent in pool.map(send, range(_THREADS)) for receipt in sent]
 
         receipts = self._used(send_at_once)
         _see(len(receipts) == _THREADS * _EACH, "messages without an answer")
@@ -232,7 +232,7 @@ class TransportSuite:
         return check_of("test", type(transport), self.options)
 
     def _see_no_secret(self, text: str, where: str) -> None:
-        shown = [each for each in (*self.secrets, *_texts(self.body)) if each and each in text]
+        shown = [word for word in (*self.secrets, *_texts(self.body)) if word and word in text]
         _see(not shown, f"{where} shows {shown}")
 
 
@@ -241,15 +241,15 @@ def _texts(value: object) -> list[str]:
     if isinstance(value, str):
         return [value] if len(value) >= len("hello") else []
     if isinstance(value, Mapping):
-        return [text for each in value.values() for text in _texts(each)]
+        return [text for part in value.values() for text in _texts(part)]
     if isinstance(value, list | tuple):
-        return [text for each in value for text in _texts(each)]
+        return [text for part in value for text in _texts(part)]
     return []
 
 
-def _raised(act: Callable[..., object], *given: object) -> BaseException | None:
+def _raised(act: Callable[..., object], *arguments: object) -> BaseException | None:
     try:
-        act(*given)
+        act(*arguments)
     except Exception as error:  # noqa: BLE001 - the tests examine it
         return error
     return None

@@ -95,7 +95,8 @@ class Travel:
 
     def __init__(self, app: TestApp, clock: TravelClock, redis_time: RedisTime) -> None:
         self._app = app
-        self._clock = clock
+        self.clock = clock
+        """The clock of the dispatcher, which is moved here, for a limiter: ``on(…, clock=…)``."""
         self._redis_time = redis_time
         self._swept_at = clock.now() - app.settings.sweep_interval
         self._prune_at = clock.now() + _PRUNE_EVERY
@@ -104,12 +105,7 @@ class Travel:
     @property
     def now(self) -> datetime:
         """The present of the dispatcher, aware UTC."""
-        return self._clock.now()
-
-    @property
-    def clock(self) -> TravelClock:
-        """The clock of the dispatcher, which is moved here, for a limiter: ``on(…, clock=…)``."""
-        return self._clock
+        return self.clock.now()
 
     def redis(self) -> Redis:
         """Return a new client of the Redis of tests, whose scripts go by this time."""
@@ -146,7 +142,7 @@ class Travel:
         if until < self.now:
             raise InvalidValue("to", f"{until.isoformat()} is past", f"from {self.now.isoformat()}")
         self._play(until)
-        self._clock.move_to(until)
+        self.clock.move_to(until)
         self._prune()
         return self.now
 
@@ -171,7 +167,7 @@ class Travel:
 
     @without_collector()
     def _play(self, until: datetime) -> None:
-        app, queue, clock = self._app, self._app.queue, self._clock
+        app, queue, clock = self._app, self._app.queue, self.clock
         if self._swept_at < clock.now():
             self._sweep()  # what callers have changed since
         while True:
@@ -199,10 +195,10 @@ class Travel:
         queued = self._app.queue.next_at()
         if waiting is not None and waiting <= self._swept_at:
             waiting = self._swept_at + self._app.settings.sweep_interval  # the sweep left it
-        found = [each for each in (queued, waiting) if each is not None]
+        instants = [instant for instant in (queued, waiting) if instant is not None]
         if self._is_broken_off:
-            found.append(self._swept_at + self._app.settings.sweep_interval)
-        return min(found, default=None)
+            instants.append(self._swept_at + self._app.settings.sweep_interval)
+        return min(instants, default=None)
 
     def _sweep(self) -> None:
         app = self._app
@@ -299,8 +295,8 @@ class MemoryDispatcher(Dispatcher):
         TypeError for another name.
         """
         matches = _matching(wanted)
-        sent = [each for each in self.outbox if matches(each.message, each.at)]
-        return _the_one("sent", wanted, sent, self.outbox)
+        matching = [sent for sent in self.outbox if matches(sent.message, sent.at)]
+        return _the_one("sent", wanted, matching, self.outbox)
 
     @overload
     def assert_refused(
@@ -379,14 +375,14 @@ def _the_one(
 def _report(status: str, wanted: Mapping[str, Any], count: int, there: Sequence[object]) -> str:
     filters = ", ".join(f"{name}={value!r}" for name, value in wanted.items() if value is not None)
     lines = [f"{count or 'nothing'} {status} with {filters or 'any fields'}; there is:"]
-    lines += [f"  {_line(each)}" for each in there[-_SHOWN:]] or ["  nothing"]
+    lines += [f"  {_line(item)}" for item in there[-_SHOWN:]] or ["  nothing"]
     return "\n".join(lines)
 
 
-def _line(each: object) -> str:
-    if isinstance(each, Sent):
-        return f"sent {each.at.isoformat()} {each.channel} to {each.recipient}: {each.body}"
-    if isinstance(each, Message):
-        error = f" ({each.last_error})" if each.last_error else ""
-        return f"{each.status} {each.send_at.isoformat()} {each.channel} to {each.recipient}{error}"
-    return f"{type(each).__name__}: {each}"
+def _line(item: object) -> str:
+    if isinstance(item, Sent):
+        return f"sent {item.at.isoformat()} {item.channel} to {item.recipient}: {item.body}"
+    if isinstance(item, Message):
+        error = f" ({item.last_error})" if item.last_error else ""
+        return f"{item.status} {item.send_at.isoformat()} {item.channel} to {item.recipient}{error}"
+    return f"{type(item).__name__}: {item}"
