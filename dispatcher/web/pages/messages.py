@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 from uuid import UUID
 
 from starlette.responses import Response
@@ -235,6 +235,9 @@ def version_of(message: Movable | StoredVersion) -> str:
     return f"{counts}-{version.status}"
 
 
+Answers: TypeAlias = Sequence[Message | DispatcherError]
+
+
 class Action(NamedTuple):
     """``change`` changes each message only if it is as it was found; else it is MessageChanged."""
 
@@ -242,15 +245,14 @@ class Action(NamedTuple):
     title: str
     status: Status
     right: Right
-    change: Callable[[Visit, Sequence[Movable]], Sequence[Message | DispatcherError]]
+    change: Callable[[Visit, Mapping[UUID, Message]], Answers]
 
 
-def _cancel_many(visit: Visit, found: Sequence[Movable]) -> Sequence[Message | DispatcherError]:
-    before = {row.message.id: row.message for row in found}
+def _cancel_many(visit: Visit, before: Mapping[UUID, Message]) -> Answers:
     return visit.parts.cancellation.cancel_many(list(before), if_unchanged=before)
 
 
-def _reschedule_many(visit: Visit, found: Sequence[Movable]) -> Sequence[Message | DispatcherError]:
+def _reschedule_many(visit: Visit, before: Mapping[UUID, Message]) -> Answers:
     later, send_at = visit.form.get("later"), visit.form.get("send_at")
     if (later is None) == (send_at is None):
         raise InvalidDraft("later", "neither or both of the times given", "one of the two")
@@ -259,13 +261,11 @@ def _reschedule_many(visit: Visit, found: Sequence[Movable]) -> Sequence[Message
         time = {"later": parse_length(later, "later")}
     else:
         time = {"send_at": visit.time_of(visit.form["send_at"], "send_at"), "zone": visit.zone}
-    before = {row.message.id: row.message for row in found}
     new_time = NewTime(on_conflict="shift" if visit.form.is_on("shift") else "reject", **time)
     return visit.parts.changes.reschedule_many(list(before), new_time, if_unchanged=before)
 
 
-def _retry_many(visit: Visit, found: Sequence[Movable]) -> Sequence[Message | DispatcherError]:
-    before = {row.message.id: row.message for row in found}
+def _retry_many(visit: Visit, before: Mapping[UUID, Message]) -> Answers:
     return visit.parts.decisions.retry_many(
         list(before), perhaps_sent=visit.form.is_on("perhaps_sent"), if_unchanged=before
     )
@@ -323,21 +323,21 @@ def confirm_many(visit: Visit) -> Response:
 def change_many(visit: Visit) -> Response:
     action, _ = _asked(visit, visit.form)
     versions = _read_versions(visit.form["messages"])
-    found = visit.parts.messages.movables(list(versions))
-    own = {
-        each: movable for each, movable in found.items()
-        if movable.message.status is action.status and visit.caller.sees(movable.message)
-    }  # fmt: skip
-    same = unchanged(versions, own)
-    answers = action.change(visit, same)
+    now = visit.parts.messages.movables(list(versions))
+    before = {
+        row.message.id: row.message
+        for row in unchanged(versions, now)
+        if row.message.status is action.status and visit.caller.sees(row.message)
+    }
+    answers = action.change(visit, before)
     errors = [
-        (movable.message, each)
-        for movable, each in zip(same, answers, strict=True)
-        if not isinstance(each, Message)
+        (message, answer)
+        for message, answer in zip(before.values(), answers, strict=True)
+        if not isinstance(answer, Message)
     ]
-    refused = Counter(_refusal_reason(each) for _, each in errors)
+    refused = Counter(_refusal_reason(error) for _, error in errors)
     done, many = len(answers) - refused.total(), len(versions)
-    refused[_CHANGED] += many - len(same)
+    refused[_CHANGED] += many - len(before)
     visit.note(f"{action.name} of {done} messages by filter, {refused.total()} refused")
     return visit.show("bulk_done.html", action=action, done=done, many=many,
                       refused=[(why, n) for why, n in refused.most_common() if n],
