@@ -82,7 +82,7 @@ class Api(FastAPI):
             )
         self._document = endpoints.document_of(self)
         self.parameters = endpoints.parameters_of(self._document)
-        self.add_middleware(CallMiddleware, identify=self.admission.identify)
+        self.add_middleware(CallMiddleware)
         if self.settings.allowed_hosts:
             hosts = [*self.settings.allowed_hosts]
             self.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
@@ -161,11 +161,8 @@ class CallRoute(APIRoute):
 class CallMiddleware:
     """Finds callers before calls are read. Logs changes without names."""
 
-    def __init__(
-        self, app: ASGIApp, *, identify: Callable[[Request], Coroutine[Any, Any, None]]
-    ) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._identify = identify
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -186,7 +183,7 @@ class CallMiddleware:
         if path != _DOCUMENT:
             try:
                 check_is_utf8(scope)
-                await self._identify(request)
+                await request.app.admission.identify(request)
             except (Refused, DispatcherError) as error:
                 answer = await _failed(request, error)
                 await answer(scope, receive, send_more)
