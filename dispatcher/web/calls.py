@@ -54,7 +54,6 @@ _LONGEST_LOAD_HOURS = 168
 _MOST_REFUSALS = 1_000
 _LONGEST_TIMELINE_DAYS = 366
 _RECIPIENT, _CHANNEL = "recipient", "channel"
-_ONLY_RECIPIENTS = f"only with the kind {_RECIPIENT!r}"
 _NDJSON = "application/x-ndjson"
 _THE_LINE = "the line"
 _LINES_AT_ONCE = 1_000
@@ -291,11 +290,7 @@ def next_slot(
             shown["suppressed"] = context.service.parts.suppression_list.has(scope, channel)
     else:
         caller.check_scope(kind, scope)
-        for name, hours in (("quiet_hours", quiet_hours), ("send_window", send_window)):
-            if hours is not None:
-                raise InvalidDraft(
-                    name, f"given for a scope of the kind {quoted(kind)}", _ONLY_RECIPIENTS
-                )
+        _check_not_given(kind, quiet_hours=quiet_hours, send_window=send_window)
         start = None
         if after is not None:  # as Dispatcher.next_slot reads it
             start = send_time.parse(after, zone=zone, field="after")
@@ -306,19 +301,22 @@ def next_slot(
 
 
 def _read(context: Context, kind: str, scope: str, channel: str | None, **given: Any) -> Timeline:
-    """Read a timeline. Raises InvalidDraft for an unknown kind, or a channel where none counts."""
     if kind == _RECIPIENT:
         return context.dispatcher.timeline(scope, channel=channel, **given)
     kinds = (_RECIPIENT, _CHANNEL, *context.service.settings.scopes)
     if kind not in kinds:
         raise InvalidDraft("kind", f"there is no kind {quoted(kind)}", f"one of {', '.join(kinds)}")
-    if channel is not None:
-        raise InvalidDraft(
-            "channel", f"given for a scope of the kind {quoted(kind)}", _ONLY_RECIPIENTS
-        )
+    _check_not_given(kind, channel=channel)
     if kind == _CHANNEL:
         return context.dispatcher.timeline(channel=scope, **given)
     return context.dispatcher.timeline(scope, kind=kind, **given)
+
+
+def _check_not_given(kind: str, **parameters: str | None) -> None:
+    for name, value in parameters.items():
+        if value is not None:
+            problem = f"given for a scope of the kind {quoted(kind)}"
+            raise InvalidDraft(name, problem, f"only with the kind {_RECIPIENT!r}")
 
 
 def suppressions(context: CallContext, recipient: str) -> Response:
@@ -403,10 +401,10 @@ def answer(
     return Response(body.text(), status, headers=headers, media_type=_MEDIA_TYPE)
 
 
-def etag_of(found: Movable) -> str:
+def etag_of(movable: Movable) -> str:
     """Return the ``ETag`` of a message: what its edits change, and its snoozes."""
-    message = found.message
-    counts = f"{found.token}-{message.attempt_count}-{message.max_attempts}"
+    message = movable.message
+    counts = f"{movable.token}-{message.attempt_count}-{message.max_attempts}"
     at_ms = round(message.next_attempt_at.timestamp() * 1_000)
     return f'"{counts}-{at_ms}-{message.status}"'
 
@@ -573,18 +571,17 @@ def _events_after(context: Context, last: str | None) -> tuple[str, str, bool]:
     if last is None:
         last = parts.events.last()
         return last, f"id: {last}\n\n", True
-    found, has_gap = parts.events.after(last, most=_EVENTS_AT_ONCE)
+    events, has_gap = parts.events.after(last, most=_EVENTS_AT_ONCE)
     text = "event: gap\ndata: {}\n\n" if has_gap else ""
-    if not found:
+    if not events:
         return last, text, True
-    seen = {each.message_id for each in found}
+    seen = {event.message_id for event in events}
     if caller.scope is not None:
-        stored = parts.messages.find_many([*seen])
-        seen = {each.id for each in stored if caller.sees(each)}
-    text += "".join(
-        f"id: {each.id}\nevent: {each.transition}\n"
-        f"data: {models.EventOut(**each._asdict()).text()}\n\n"
-        for each in found
-        if each.message_id in seen and (caller.channels is None or each.channel in caller.channels)
-    )
-    return found[-1].id, text, len(found) < _EVENTS_AT_ONCE
+        messages = parts.messages.find_many([*seen])
+        seen = {message.id for message in messages if caller.sees(message)}
+    for event in events:
+        is_own = caller.channels is None or event.channel in caller.channels
+        if is_own and event.message_id in seen:
+            data = models.EventOut(**event._asdict()).text()
+            text += f"id: {event.id}\nevent: {event.transition}\ndata: {data}\n\n"
+    return events[-1].id, text, len(events) < _EVENTS_AT_ONCE
