@@ -199,21 +199,19 @@ class KeyAuth:
         self._callers = CallerCache()
 
     def __call__(self, request: Request) -> Caller:
-        return self.caller(_token_of(request))
+        token = _token_of(request)
+        return self._callers.of(digest_of(token), lambda _: caller_of(self.key(token)))
 
     def cached(self, request: Request) -> Caller | None:
         return self._callers.get(digest_of(_token_of(request)))
 
-    def caller(self, token: str) -> Caller:
-        return self._callers.of(digest_of(token), lambda _: caller_of(self.key(token)))
-
     def key(self, token: str) -> ApiKey:
         prefix, _, rest = token.partition("_")
         key_id, _, secret = rest.partition("_")
-        found = self._keys.find(key_id) if f"{prefix}_" == _PREFIX and secret else None
-        if found is None or not hmac.compare_digest(found[1], digest_of(token)):
+        stored = self._keys.find(key_id) if f"{prefix}_" == _PREFIX and secret else None
+        if stored is None or not hmac.compare_digest(stored[1], digest_of(token)):
             raise unauthorized("the key is not known")
-        key = found[0]
+        key = stored[0]
         if not key.is_valid:
             raise unauthorized("the key is revoked" if key.revoked_at else "the key has expired")
         self._keys.note_use(key.id)
@@ -343,12 +341,12 @@ def rotate_key(keys: ApiKeys, name: str, *, overlap: timedelta) -> tuple[ApiKey,
 
 def revoke_key(keys: ApiKeys, name_or_id: str) -> list[ApiKey]:
     """End the keys of that name, or the one key of that id; return them. Raises InvalidValue."""
-    found = [each for each in keys.named() if name_or_id in (each.name, each.id)]
-    if not found:
+    meant = [key for key in keys.named() if name_or_id in (key.name, key.id)]
+    if not meant:
         accepted = "the name or the id of a key, as `dispatcher keys list` shows it"
         raise InvalidValue("name", f"there is no key {quoted(name_or_id)}", accepted)
-    keys.revoke([each.id for each in found])
-    return [each for each in keys.named() if name_or_id in (each.name, each.id)]
+    keys.revoke([key.id for key in meant])
+    return [key for key in keys.named() if name_or_id in (key.name, key.id)]
 
 
 def _stored(keys: ApiKeys, before: Sequence[ApiKey], **given: Any) -> tuple[ApiKey, str]:

@@ -463,17 +463,15 @@ class StatusOut(Out):
     duties: list[SignOut] | None
 
     @classmethod
-    def of(cls, found: Overview) -> Self:
-        shown = {
-            **{
-                name: getattr(found, name) for name in ("now", "held", "workers", "beats", "duties")
-            },
-            "counts": found.counts.by_channel,
-            "overdue": found.overdue.many,
-            "longest_overdue_seconds": _in_seconds(found.overdue.longest),
-            "due_in_each_minute": found.load.minutes,
-        }
-        return cls(**shown)
+    def of(cls, overview: Overview) -> Self:
+        same = ("now", "held", "workers", "beats", "duties")
+        return cls(
+            **{name: getattr(overview, name) for name in same},
+            counts=overview.counts.by_channel,
+            overdue=overview.overdue.many,
+            longest_overdue_seconds=overview.overdue.longest.total_seconds(),
+            due_in_each_minute=overview.load.minutes,
+        )
 
 
 class MinuteOut(Out):

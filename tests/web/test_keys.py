@@ -20,6 +20,7 @@ from dispatcher.message import Message
 from dispatcher.web import Caller, Right, access, api
 from dispatcher.web import calls as api_calls
 from dispatcher.web.access import KeyAuth, add_key, revoke_key, rotate_key
+from dispatcher.web.endpoints import ENDPOINTS
 from dispatcher.web.problems import Refused, unauthorized
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
@@ -55,12 +56,15 @@ def crawl(
                     yield operation["operationId"], answer
 
 
-def test_a_stranger_is_refused(house: House, calls: Calls) -> None:
+def test_a_stranger_is_refused(calls: Calls) -> None:
     shop = calls()
     for header in ("", "Basic abc", "Bearer", "Bearer abc", "Bearer dsp_000000000000_abc"):
         answer = shop.get("/v1/messages", headers={"Authorization": header})
         assert kind(answer) == (401, "unauthorized")
         assert answer.headers["WWW-Authenticate"] == "Bearer"
+    for method, path in (("POST", "/v1/messages"), ("PATCH", "/v1/messages/batch")):
+        sent = by_hand(shop.app, method, path, {"Content-Type": "application/json"})
+        assert sent[0]["status"] == 401, "its body is not read"
 
 
 def test_each_call_needs_its_right(house: House, calls: Calls) -> None:
@@ -72,35 +76,24 @@ def test_each_call_needs_its_right(house: House, calls: Calls) -> None:
         yield b""
 
     whole = calls("all")
-    for number, (method, path, right) in enumerate(
-        [
-            ("GET", "messages", Right.MESSAGES_READ),
-            ("POST", "messages", Right.MESSAGES_WRITE),
-            ("POST", "messages/batch", Right.MESSAGES_WRITE),
-            ("POST", "plans", Right.MESSAGES_WRITE),
-            ("GET", "counts", Right.MESSAGES_READ),
-            ("GET", f"messages/{message.id}", Right.MESSAGES_READ),
-            ("PATCH", f"messages/{message.id}", Right.MESSAGES_WRITE),
-            ("POST", f"messages/{message.id}/reschedule", Right.MESSAGES_WRITE),
-            ("DELETE", f"messages/{message.id}", Right.MESSAGES_CANCEL),
-            ("POST", f"messages/{message.id}/retry", Right.OPERATE),
-            ("POST", f"messages/{message.id}/drop", Right.OPERATE),
-            ("POST", f"messages/{message.id}/release", Right.OPERATE),
-            ("GET", "scopes/recipient/ada/timeline", Right.RECIPIENTS_READ),
-            ("GET", "scopes/recipient/ada/next-slot", Right.MESSAGES_READ),
-            ("GET", "suppressions/ada", Right.RECIPIENTS_READ),
-            ("PUT", "suppressions/ada", Right.SUPPRESSIONS_WRITE),
-            ("POST", "erasures", Right.OPERATE),
-            ("DELETE", "suppressions/ada", Right.SUPPRESSIONS_WRITE),
-            ("GET", "status", Right.OPERATE),
-            ("GET", "load", Right.OPERATE),
-            ("GET", "refusals", Right.OPERATE),
-            ("GET", "pauses", Right.OPERATE),
-            ("PUT", "pauses/channel/memory", Right.OPERATE),
-            ("DELETE", "pauses/channel/memory", Right.OPERATE),
-            ("GET", "events", Right.MESSAGES_READ),
-        ]
-    ):
+    scope, pause = "scopes/recipient/ada", "pauses/channel/memory"
+    one = f"messages/{message.id}"
+    needed = {
+        Right.MESSAGES_READ: ["GET messages", "GET counts", f"GET {one}", f"GET {scope}/next-slot",
+                              "GET events"],
+        Right.MESSAGES_WRITE: ["POST messages", "POST messages/batch", "POST plans",
+                               f"PATCH {one}", f"POST {one}/reschedule"],
+        Right.MESSAGES_CANCEL: [f"DELETE {one}"],
+        Right.RECIPIENTS_READ: [f"GET {scope}/timeline", "GET suppressions/ada"],
+        Right.SUPPRESSIONS_WRITE: ["PUT suppressions/ada", "DELETE suppressions/ada"],
+        Right.OPERATE: [f"POST {one}/retry", f"POST {one}/drop", f"POST {one}/release",
+                        "POST erasures", "GET status", "GET load", "GET refusals", "GET pauses",
+                        f"PUT {pause}", f"DELETE {pause}"],
+    }  # fmt: skip
+    assert sum(map(len, needed.values())) == len(ENDPOINTS)
+    made = [(right, call) for right, calls_of_right in needed.items() for call in calls_of_right]
+    for number, (right, call) in enumerate(made):
+        method, path = call.split()
         few = calls(f"few {number}", rights=all_but(right))
         before = house.again(message)
         content = None if method in ("GET", "DELETE") else unread()
@@ -257,7 +250,7 @@ def test_two_keys_of_a_name_are_valid_while_one_replaces_the_other(house: House)
 
     def status(token: str) -> int:
         try:
-            KeyAuth(keys).caller(token)  # by one that has not seen the key before
+            KeyAuth(keys).key(token)
         except Refused as refused:
             return refused.status
         return 200
@@ -334,55 +327,38 @@ def test_an_entity_tag_tells_nothing_that_the_key_may_not_see(house: House, call
     assert few.get(path).headers["ETag"] == tag
 
 
-def test_the_body_of_a_stranger_is_not_read(house: House) -> None:
-    app = api(house.dispatcher)
-    for method, path in (("POST", "/v1/messages"), ("PATCH", "/v1/messages/batch")):
-        sent = by_hand(app, method, path, {"Content-Type": "application/json"})
-        assert sent[0]["status"] == 401
-
-
-def test_a_batch_ends_with_its_key_and_counts_against_its_limit(
+def test_a_batch_is_answered_to_its_end_when_its_key_ends_or_is_not_found(
     house: House, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Each line has a verdict: those that were not submitted are told from those that were."""
     monkeypatch.setattr(api_calls, "_LINES_AT_ONCE", 2)
+    numbers = count()
 
-    def statuses(client: TestClient, start: int) -> list[int]:
-        lines = (new(f"number {number}") for number in range(start, start + 4))
-        return [told["status"] for told in verdicts(client, *lines)]
+    def statuses(client: TestClient) -> list[int]:
+        told = verdicts(client, *(new(f"number {next(numbers)}") for _ in range(5)))
+        assert [each["number"] for each in told] == [0, 1, 2, 3, 4]
+        return [each["status"] for each in told]
 
-    assert statuses(calls("few", rate="1/day"), 0) == [201, 201, 429, 429]
+    assert statuses(calls("few", rate="1/day")) == [201, 201, 429, 429, 429]
     submit_many = house.dispatcher.submit_many
-
-    def then_revoked(drafts: Any) -> Any:
-        revoke_key(house.parts.api_keys, "short")
-        monkeypatch.setattr(access, "_TTL_SECONDS", -1.0)
-        return submit_many(drafts)
-
-    monkeypatch.setattr(access, "_TTL_SECONDS", -1.0)
-    monkeypatch.setattr(house.dispatcher, "submit_many", then_revoked)
-    assert statuses(calls("short"), 4) == [201, 201, 401, 401]
-
-
-def test_a_batch_whose_key_cannot_be_looked_up_is_answered_to_its_end(
-    house: House, calls: Calls, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each line gets a verdict: those that were not submitted are told from those that were."""
-    monkeypatch.setattr(api_calls, "_LINES_AT_ONCE", 2)
-    monkeypatch.setattr(access, "_TTL_SECONDS", -1.0)
-    shop, submit_many = calls(), house.dispatcher.submit_many
 
     def find(_: object) -> NoReturn:
         raise StoreUnavailable("the server is gone")
+
+    def then_revoked(drafts: Any) -> Any:
+        revoke_key(house.parts.api_keys, "short")
+        return submit_many(drafts)
 
     def then_gone(drafts: Any) -> Any:
         monkeypatch.setattr(house.parts.api_keys, "find", find)
         return submit_many(drafts)
 
-    monkeypatch.setattr(house.dispatcher, "submit_many", then_gone)
-    told = verdicts(shop, *(new(f"number {each}") for each in range(5)))
-    assert [each["number"] for each in told] == [0, 1, 2, 3, 4]
-    assert [each["status"] for each in told] == [201, 201, 503, 503, 503]
-    assert house.sql("SELECT count(*) FROM dispatcher_messages")[0][0] == 2
+    monkeypatch.setattr(access, "_TTL_SECONDS", -1.0)
+    for name, act, status in (("short", then_revoked, 401), ("shop", then_gone, 503)):
+        client = calls(name)
+        monkeypatch.setattr(house.dispatcher, "submit_many", act)
+        assert statuses(client) == [201, 201, status, status, status]
+    assert house.sql("SELECT count(*) FROM dispatcher_messages")[0][0] == 6
 
 
 def test_keys_follow_one_another_also_when_the_clock_goes_back(house: House) -> None:
