@@ -61,24 +61,22 @@ def test_a_message_is_accepted_read_moved_changed_and_cancelled(
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "type_", "field"),
+    ("draft", "type_", "field"),
     [
-        (b"{", 400, "unreadable", None),
-        (json.dumps(new(channel="fax")).encode(), 422, "unknown-channel", "channel"),
-        (json.dumps(new(at="tomorrow")).encode(), 422, "invalid-send-time", "send_at"),
-        (json.dumps(new(recipient="\ud800")).encode(), 422, "invalid-draft", "recipient"),
-        (json.dumps(new(send_in_seconds=float("nan"))).encode(), 422, "invalid-draft", None),
-        (b'{"text": "' + b"x" * 2_000_000 + b'"}', 413, "too-large", None),
+        (new(channel="fax"), "unknown-channel", "channel"),
+        (new(at="tomorrow"), "invalid-send-time", "send_at"),
+        (new(recipient="\ud800"), "invalid-draft", "recipient"),
+        ({"text": "x" * 2_000_000}, "too-large", None),
     ],
 )
-def test_each_problem_has_its_status_and_type(  # noqa: PLR0917 - parameters of the cases
-    house: House, shop: TestClient, body: bytes, status: int, type_: str, field: str | None
+def test_each_problem_has_its_status_and_type(
+    house: House, shop: TestClient, draft: dict[str, object], type_: str, field: str | None
 ) -> None:
     headers = {"Content-Type": "Application/JSON; charset=utf-8"}
-    answer = shop.post("/v1/messages", content=body, headers=headers)
-    problem = answer.json()
+    answer = shop.post("/v1/messages", content=json.dumps(draft), headers=headers)
+    problem, status = answer.json(), 413 if type_ == "too-large" else 422
     assert (problem["status"], *kind(answer)) == (status, status, type_), problem
-    assert field is None or problem["field"] == field
+    assert problem.get("field") == field
     assert house.members() == {}
 
 
@@ -94,6 +92,8 @@ def test_a_batch_answers_each_line_in_order(house: House, shop: TestClient) -> N
     assert (conflict["key"], "'order-1'" in conflict["detail"]) == ("order-1", True)
     assert "api-" not in str(conflict), "the key is named as it was given"
     assert len(house.all_members()) == 2
+    told = verdicts(shop, new("zoe"), b"x" * 300_000)
+    assert [(each["number"], each["status"]) for each in told] == [(0, 201), (1, 413)]
 
 
 def test_a_plan_books_nothing(house: House, shop: TestClient) -> None:
@@ -225,9 +225,7 @@ def test_operators_see_the_state_and_decide(house: House, shop: TestClient) -> N
         )
     missing = shop.get(f"/v1/messages/{new_id()}")
     assert kind(missing) == (404, "message-not-found")
-    assert shop.get("/v1/messages/abc").status_code == 422
     assert shop.get("/v1/messages?cursor=abc").json()["field"] == "cursor"
-    assert shop.get("/v1/messages?from=abc").json()["field"] == "from"
     assert shop.get("/v1/nothing").json()["type"].endswith("no-such-path")
     other = shop.put(path)
     assert (other.status_code, other.headers["Allow"]) == (405, "DELETE, GET, PATCH")
@@ -268,11 +266,6 @@ def test_refusals_are_told_by_rule_and_to_a_key_without_bounds(
     assert shop.get("/v1/refusals", params={"quota": "many"}).status_code == 422
     bound = calls("bound", channels=["memory"])
     assert [bound.get(f"/v1/{path}").status_code for path in ("load", "refusals")] == [403, 403]
-
-
-def test_a_line_that_is_too_long_ends_a_batch_with_a_verdict(shop: TestClient) -> None:
-    told = verdicts(shop, new(), b"x" * 300_000)
-    assert [(each["number"], each["status"]) for each in told] == [(0, 201), (1, 413)]
 
 
 def test_a_line_without_a_key_is_not_called_repeatable_where_it_may_be_stored(

@@ -23,7 +23,6 @@ from schemathesis.core.result import Ok
 from dispatcher import QuotaExceeded
 from dispatcher.web import api, endpoints
 from dispatcher.web.access import add_key
-from dispatcher.web.endpoints import ENDPOINTS
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
 from tests.web.conftest import ON_SQLITE, caller
@@ -67,10 +66,6 @@ def test_the_document_in_the_package_is_that_of_the_server(
     monkeypatch.setattr(endpoints, "document_of", inspect.unwrap(endpoints.document_of))
     packed = resources.files("dispatcher.web").joinpath("openapi.json").read_text()
     assert json.loads(packed) == api(house.dispatcher).openapi(), "run `make openapi`"
-
-
-def test_every_endpoint_names_its_rights() -> None:
-    assert not [each.name for each in ENDPOINTS if not each.rights]
 
 
 class Seeds:

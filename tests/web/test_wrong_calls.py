@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from math import nan
 from typing import Any
 from urllib.parse import quote
 
@@ -110,6 +111,8 @@ ACCEPTED: list[tuple[str, Any, str, str, str]] = [
     ("messages", new(send_in_seconds="5"), "send_in_seconds", "is no number", "a number"),
     ("messages", new(send_in_seconds=1e300), "send_in_seconds", "is out of range",
      "at most 3162240000.0"),
+    ("messages", new(send_in_seconds=nan), "send_in_seconds", "is no finite number",
+     "a finite number"),
     ("messages", [], "the call", "its body is no object", "an object"),
     ("messages", None, "the call", "its body is missing", "an object"),
     ("plans", {"messages": [{}] * 1_001}, "messages", "has too many entries", "at most 1000"),

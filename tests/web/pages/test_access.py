@@ -253,15 +253,3 @@ def test_a_tenant_sees_its_own(build: Any, visit: Visit) -> None:
                  "/calendar?recipient=acme&count.tenant=acme", "/doctor", "/live", "/load",
                  "/refusals", "/top", "/pauses"):  # fmt: skip
         assert client.get(path).status_code == 403, path
-
-
-def test_a_caller_is_bound_to_its_channels(build: Any, visit: Visit) -> None:
-    house = build(channels={"memory": {"transport": "memory"}, "sms": {"transport": "memory"}})
-    own, other = house.submit(), house.submit("eve", channel="sms")
-    client = visit(of=house, channels=frozenset({"memory"}))
-    assert str(other.id) not in client.get("/messages").text
-    assert str(own.id) in client.get("/messages").text
-    assert client.get(f"/messages/{other.id}").status_code == 404
-    story = client.get(f"/messages/{own.id}").text
-    assert "See it in the calendar" not in story, "whose calendar shows other channels"
-    assert client.get("/messages?recipient=%ff").status_code == 400

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -167,22 +166,13 @@ class Visitors:
         self.name = "ann"
         self.client = visit(access=lambda _: Caller(name=self.name, rights=frozenset(Right)))
 
-    def drop(self, name: str, *rows: tuple[str, Any]) -> str:
-        """Drop a file; return where it is shown."""
+    def drop(self, name: str) -> Any:
         self.name = name
-        answer = drop(self.client, csv_of(*rows or [("ada", FAR + HOUR)]))
-        assert answer.status_code == 303, answer.text
-        return str(answer.headers["location"])
+        return drop(self.client, csv_of(("ada", FAR + HOUR)))
 
-    def planned(self, name: str, *rows: tuple[str, Any]) -> str:
+    def planned(self, name: str) -> str:
         """Drop a file; return where it is shown once its plan has ended."""
-        path = self.drop(name, *rows)
-        wait_until(lambda: "data-live" not in self.client.get(path).text)
-        return path
-
-    def is_planned(self, name: str, path: str) -> bool:
-        self.name = name
-        return "the plan" in self.client.get(path).text
+        return ended(self.client, self.drop(name))[0]
 
     def status(self, name: str, path: str) -> int:
         """Return the status of a page as that visitor gets it."""
@@ -240,15 +230,17 @@ def test_one_file_is_planned_at_a_time(visit: Visit, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(uploads.Upload, "_make_plan", planned)
     visitors, names = Visitors(visit), ["ann", "ann", "bob"]
-    paths = [visitors.drop(name) for name in names]
+    answers = [visitors.drop(name) for name in names]
     wait_until(lambda: working)
-    for name, path in zip(names, paths, strict=True):
+    for name, answer in zip(names, answers, strict=True):
+        path = answer.headers["location"]
         assert visitors.status(name, path) == 200
         assert "planning …" in visitors.client.get(path).text
     assert working == ["ann"]
     going_on.set()
-    for name, path in zip(names, paths, strict=True):
-        wait_until(partial(visitors.is_planned, name, path))
+    for name, answer in zip(names, answers, strict=True):
+        visitors.name = name
+        assert "the plan" in ended(visitors.client, answer)[1]
     assert sorted(working) == names
 
 

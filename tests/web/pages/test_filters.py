@@ -55,6 +55,7 @@ def test_what_a_page_cannot_apply_is_refused(visit: Visit) -> None:
     assert answer.status_code == 422
     assert "chanel: there is no such field; accepted: channel" in answer.text
     assert said_of(client, "overdue=0") == "All that are scheduled."
+    assert client.get("/messages?recipient=%ff").status_code == 400
 
 
 def test_a_confirmation_names_the_filters_that_are_applied(build: Build, visit: Visit) -> None:
@@ -147,6 +148,9 @@ def test_a_caller_of_several_channels_sees_and_changes_the_messages_of_all(
         text = client.get(path).text
         assert [str(each.id) in text for each in (*own, other)] == [True, True, False]
     assert str(own[0].id) not in client.get("/messages?channel=sms").text
+    assert client.get(f"/messages/{other.id}").status_code == 404
+    story = client.get(f"/messages/{own[0].id}").text
+    assert "See it in the calendar" not in story, "whose calendar shows other channels"
     assert client.get("/messages?channel=push").status_code == 403
     assert "push" not in client.get("/campaigns?campaign=sale").text
     assert said_of(client, "") == "All that are scheduled, channel memory or sms."
