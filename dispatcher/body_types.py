@@ -88,10 +88,7 @@ class Channel(Generic[BodyT_contra]):
         return BodyType(types[0])
 
     def json_schema(self) -> dict[str, Any]:
-        """Return the JSON Schema of a body as callers of the HTTP API write it.
-
-        Raises InvalidValue for a type that has none.
-        """
+        """Return the JSON Schema of a body as callers by HTTP write it. Raises InvalidValue."""
         return self.body_type.json_schema()
 
     def __repr__(self) -> str:

@@ -122,10 +122,8 @@ class ChannelSettings(BaseModel):
     """Upper bound of any wait."""
     on_unknown: OnUnknown = "retry"
     """What follows an attempt with an unknown outcome, unless the message says it itself.
-
     ``retry``: another attempt; the message is sent at least once. ``hold``: it is held for a
-    person to decide; the message is sent at most once.
-    """
+    person to decide; the message is sent at most once."""
     expire_after: Length | None = None
     """How long after its send time a message expires, unless it has an expiry of its own."""
     templates: dict[str, dict[str, Any]] = Field(default_factory=dict, repr=False)
@@ -136,9 +134,7 @@ class ChannelSettings(BaseModel):
     ``reminder.text``, ``reminder.html``. They may include or extend other files of the folder."""
     catch_up: CatchUp = "send"
     """What happens to overdue messages: those that no worker claimed for ``overdue_after``.
-
-    ``send``: they are sent late, not in quiet hours. ``expire``: they end as expired.
-    """
+    ``send``: they are sent late, not in quiet hours. ``expire``: they end as expired."""
 
     @cached_property
     def quiet(self) -> Hours | None:

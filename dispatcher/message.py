@@ -156,8 +156,8 @@ class Rejection:
 class Progress:
     """The progress of a bulk submit or of a plan. ``total`` is None while it is unknown.
 
-    Of the accepted drafts, ``known`` were accepted before, or share their idempotency key with an
-    earlier draft; ``shifted`` have a later send time than asked for.
+    Of the ``accepted`` drafts, ``known`` were accepted before, or share their idempotency key with
+    an earlier draft; ``shifted`` have a later send time than asked for.
     """
 
     accepted: int
@@ -176,11 +176,10 @@ class Progress:
 class Plan:
     """The result that drafts would have if they were submitted now.
 
-    ``accepted`` of them would be accepted: ``known`` of these were accepted before, or share their
-    idempotency key with an earlier draft; ``shifted`` get a later send time than asked for.
-    ``first_send_at`` and ``last_send_at`` are the earliest and the latest time of the new messages,
-    None when there are none. ``promised`` counts these messages by the minute of their time, and
-    ``asked`` the drafts by the minute asked for, also those that a quota or quiet hours refuse.
+    ``accepted``, ``known`` and ``shifted`` count drafts as in :class:`Progress`. ``first_send_at``
+    and ``last_send_at`` are the earliest and the latest time of the new messages, None when there
+    are none. ``promised`` counts these by the minute of their time, and ``asked`` the drafts by the
+    minute asked for, also those that a quota or quiet hours refuse.
     """
 
     accepted: int
@@ -318,7 +317,7 @@ def check_text(name: str, value: object, *, longest: int = MAX_RECIPIENT) -> str
 
 
 def check_recipient(value: object, *, name: str = "recipient") -> str:
-    """Return ``value`` if it is a recipient: such a text, or a URL of at most ``MAX_URL`` in ASCII.
+    """Return ``value`` if it is such a text, or a URL of at most ``MAX_URL`` in ASCII.
 
     PostgreSQL's index takes no more bytes. Raises InvalidDraft.
     """

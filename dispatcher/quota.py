@@ -181,8 +181,7 @@ class _CountPerPeriod:
     def longest_ms(self) -> int:
         """Upper bound of a period: its usual length, for a month 31 days, plus 26 hours.
 
-        A period grows by as much as the clocks go back within it, and since 1970 the offsets of
-        all zones have lain between 12 hours behind and 14 hours ahead of UTC.
+        It grows by as much as clocks go back within it: offsets lie between -12 and +14 hours.
         """
         return LONGEST_MS[self.unit] + FARTHEST_BACK_MS
 

@@ -162,11 +162,9 @@ class Settings(BaseSettings):
         default_factory=lambda data: embedded_addresses(data["data_dir"])["redis_url"], repr=False
     )
     """Redis of the windows and the permits; must run with ``noeviction``.
-
     One server: ``redis://``, ``rediss://`` or ``unix://``. The master that sentinels name:
     ``redis+sentinel://host:26379,host:26379/master/0``; ``?sentinel_password=`` is theirs. A
-    Redis Cluster: ``redis+cluster://host:6379,host:6379``. ``rediss+…`` encrypts.
-    """
+    Redis Cluster: ``redis+cluster://host:6379,host:6379``. ``rediss+…`` encrypts."""
     shards: Annotated[int, Field(ge=1, le=1024)] = Field(
         default_factory=lambda data: (
             _CLUSTER_SHARDS if _several(data["redis_url"]) == "cluster" else 1
@@ -181,13 +179,10 @@ class Settings(BaseSettings):
     """SQLAlchemy URL of the store (SQLite, PostgreSQL or MariaDB)."""
     table_prefix: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]{0,19}$")] = TABLE_PREFIX
     """First part of the name of every table, constraint and index: a-z, 0-9 and _, at most 20.
-
-    Another prefix is another store: rows under the old names stay there.
-    """
+    Another prefix is another store: rows under the old names stay there."""
     table_schema: Annotated[str, Field(pattern=r"^([a-z_][a-z0-9_]{0,62})?$")] = ""
     """PostgreSQL: the schema of the tables; ``dispatcher migrate`` makes it. Empty: the
-    first one of the connection's ``search_path``. SQLite and MariaDB have none.
-    """
+    first one of the connection's ``search_path``. SQLite and MariaDB have none."""
     broker_url: str = Field(
         default_factory=lambda data: _default_broker_url(data["redis_url"], data["data_dir"]),
         repr=False,
@@ -209,8 +204,7 @@ class Settings(BaseSettings):
     """The names in ``Host`` by which the HTTP API and the page may be called: ``shop.example``,
     ``*.shop.example``. Others are answered by 400. Empty: any name."""
     events_kept: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """How many of the last transitions Redis keeps for ``GET /v1/events``. 0: processes write none.
-    """
+    """How many of the last transitions Redis keeps for ``GET /v1/events``; 0: none are written."""
     status_channel: str = ""
     """Channel of the status webhooks, which post each final status to the message's ``status_url``:
     a ``webhook`` with ``payload = "body"`` and no ``url``. Empty: ``status_url`` is refused."""
@@ -219,10 +213,8 @@ class Settings(BaseSettings):
     recipient, the body and addresses of servers."""
     quotas: Quotas = (Quota(1, 60_000), Quota(5, 3_600_000), Quota(10, 86_400_000))
     """Checked at submit, per scope, on the promised times; enforced again at delivery.
-
     ``10/day`` counts within any 24 hours, ``10/day in Europe/Berlin`` within calendar days there,
-    ``10/day in local`` within those of the zone that a message names.
-    """
+    ``10/day in local`` within those of the zone that a message names."""
     scopes: dict[str, ScopeKind] = Field(default_factory=dict)
     """Kinds of scopes that a message may name besides its own: ``scopes.tenant.quotas``."""
     zone: str = "UTC"
@@ -247,10 +239,8 @@ class Settings(BaseSettings):
     """RabbitMQ broker: the type of its queues. An existing queue cannot change its type."""
     enqueue_grace: Length = timedelta(seconds=5)
     """How long past its time a message stays unclaimed before it is enqueued again.
-
     Then again each time that this is over; when it is late by four times this, after eight times
-    this, and when it is late by eight times, after 16.
-    """
+    this, and when it is late by eight times, after 16."""
     overdue_after: Length = timedelta(minutes=5)
     """How long past its time an unclaimed message is overdue: see ``catch_up`` of a channel."""
     group_size: Annotated[int, Field(ge=1, le=1_000)] = 50
@@ -267,9 +257,7 @@ class Settings(BaseSettings):
     """Age at which a reservation that the store has not confirmed is looked up."""
     transaction_grace: Length = timedelta(minutes=10)
     """How much longer a transaction of the caller may stay open after a submit has joined it.
-
-    Until then ``reconcile`` does not release the reservation.
-    """
+    Until then ``reconcile`` does not release the reservation."""
     settle: Length = timedelta(seconds=1)
     """Longest time between reservation and commit without a second check of the reservation."""
     retention: Length = timedelta(days=30)
@@ -279,14 +267,11 @@ class Settings(BaseSettings):
     """Format of the logs of ``dispatcher worker``, ``beat``, ``up`` and ``serve``: text or JSON."""
     log_key: str = Field("", repr=False)
     """Secret of at least 16 characters, the same in every process. With it, log lines have a keyed
-    hash of the recipient; without it, nothing of the recipient.
-    """
+    hash of the recipient; without it, nothing of the recipient."""
 
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
     """Port of the metrics and the health of a worker or a beat; 0 for any free port.
-
-    Without it no process counts. Needs the extra ``metrics``.
-    """
+    Without it no process counts. Needs the extra ``metrics``."""
     metrics_host: str = "127.0.0.1"
     """Address of that port; with ``0.0.0.0`` other machines reach it."""
 
@@ -307,9 +292,8 @@ class Settings(BaseSettings):
     def load(cls, **overrides: Any) -> Self:
         """Read environment and file; ``overrides`` win. Raises InvalidSettings.
 
-        Given ``channels`` or ``scopes`` replace all others; ``Settings.load().channels |
-        {…}`` keeps them. It also raises for a variable of the environment that is almost the name
-        of a setting.
+        Given ``channels`` or ``scopes`` replace all others; ``Settings.load().channels | {…}``
+        keeps them. A variable of the environment that is almost the name of a setting is refused.
         """
         _check_variables(cls.model_fields)
         try:
@@ -367,12 +351,10 @@ class Settings(BaseSettings):
 
     @cached_property
     def spellings(self) -> Spellings:
-        """The rules for the spelling of recipients."""
         return Spellings(self.channels)
 
     @cached_property
     def body_types(self) -> BodyTypes:
-        """The types of the bodies of channels."""
         return BodyTypes({name: channel.body for name, channel in self.channels.items()})
 
     @property
@@ -394,7 +376,6 @@ class Settings(BaseSettings):
 
     @property
     def expiring_channels(self) -> tuple[str, ...]:
-        """The channels whose overdue messages expire."""
         return tuple(
             name for name, channel in self.channels.items() if channel.catch_up == "expire"
         )

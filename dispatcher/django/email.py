@@ -181,11 +181,10 @@ def _taken(headers: dict[str, str], name: str) -> str | None:
 
 
 def _sender(text: object, channel: str) -> str | None:
-    """Return the ``from`` of the body; None for the channel's own sender.
+    """Return the ``from`` of the body; None for the channel's own sender. Raises InvalidDraft.
 
-    That is its option ``from``, else ``DEFAULT_FROM_EMAIL``; the senders that a project has not
-    set, such as webmaster@localhost, stand for it. Raises InvalidDraft for one that is none of the
-    channel's.
+    That is its option ``from``, else ``DEFAULT_FROM_EMAIL``; senders that a project has not set,
+    such as webmaster@localhost, stand for it.
     """
     known = dispatcher.settings.channels.get(channel)
     options = {} if known is None else known.options

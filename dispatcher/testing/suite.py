@@ -102,7 +102,6 @@ class TransportSuite:
         return a_message(**{"recipient": self.recipient, "body": self.body} | fields)
 
     def test_it_answers_with_a_text_or_nothing(self) -> None:
-        """A receipt is short text, or None."""
         receipt = self._used(lambda transport: transport.send(self.a_message()))
         _see(receipt is None or isinstance(receipt, str), f"{kind_of(receipt)} as receipt")
         _see(
@@ -111,8 +110,6 @@ class TransportSuite:
         )
 
     def test_many_threads_share_it(self) -> None:
-        """One instance is called by all senders of a channel at once."""
-
         def send_at_once(transport: Transport) -> list[str | None]:
             gate = threading.Barrier(_THREADS)
 
@@ -127,8 +124,6 @@ class TransportSuite:
         _see(len(receipts) == _THREADS * _EACH, "messages without an answer")
 
     def test_a_repeated_message_can_be_told_by_its_key(self) -> None:
-        """Each attempt sends the same key, and no other message has it."""
-
         def send_again(transport: Transport) -> Sequence[str] | None:
             first = self.a_message()
             transport.send(first)
@@ -167,8 +162,6 @@ class TransportSuite:
         _see(took <= timeout + _GRACE_SECONDS, f"{took:.1f} s with a timeout of {timeout:g} s")
 
     def test_it_names_one_destination_or_none(self) -> None:
-        """Messages to one recipient have one destination, a text that is not empty, or None."""
-
         def names(transport: Transport) -> list[object]:
             name_of = getattr(transport, "destination", lambda _: None)
             return [name_of(self.a_message()) for _ in range(2)]
@@ -179,13 +172,11 @@ class TransportSuite:
         _see(first == second, "another destination for the same recipient")
 
     def test_a_sendable_message_is_accepted(self) -> None:
-        """The check accepts messages that the transport can send."""
         check = self._check()
         if check is not None:
             check(self.recipient, self.body)
 
     def test_an_unsendable_message_is_refused_at_submit(self) -> None:
-        """The check names the field that it refuses, and quotes no value."""
         cases, check = list(self.unsendable()), self._check()
         if check is None:
             _see(not cases, "there is no check")
@@ -200,14 +191,12 @@ class TransportSuite:
             _see(bool(getattr(error, "accepted", "")), "an error without accepted values")
 
     def test_it_can_be_closed_twice(self) -> None:
-        """A worker closes its transports at its end, perhaps more than once."""
         transport = self.make_transport()
         transport.send(self.a_message())
         _close(transport)
         _close(transport)
 
     def test_it_shows_no_secret(self) -> None:
-        """Neither its repr nor that of its attributes contains a secret."""
         transport = self.make_transport()
         self._see_no_secret(f"{transport!r} {transport!s}", "its repr")
         _close(transport)
