@@ -35,7 +35,7 @@ from dispatcher.quota import (
 from dispatcher.times.quiet_hours import Hours
 
 CatchUp = Literal["send", "expire"]
-TEMPLATE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
 def split(value: object) -> object:
@@ -155,14 +155,17 @@ class ChannelSettings(BaseModel):
             problem = 'quotas = [] or without_quotas = "always", and yet quotas are given'
             raise InvalidValue("quotas", problem, "one of the two")
         for name, body in self.templates.items():
-            if TEMPLATE_NAME.fullmatch(name) is None:
-                raise InvalidValue(
-                    "templates", f"the name {quoted(name)}", "a-z, 0-9, _ and -, at most 63"
-                )
+            check_name("templates", name)
             if not body:
                 raise InvalidValue("templates", f"nothing is in {quoted(name)}", "a body of texts")
         check_hours(self.quiet_hours, self.send_window)
         return self
+
+
+def check_name(field: str, name: str) -> None:
+    """Raise InvalidValue for a name that the settings cannot have."""
+    if NAME.fullmatch(name) is None:
+        raise InvalidValue(field, f"the name {quoted(name)}", "a-z, 0-9, _ and -, at most 63")
 
 
 def check_hours(quiet_hours: Hours | None, send_window: Hours | None) -> None:

@@ -62,16 +62,11 @@ def counted(
     """Return the scopes a message counts against, of these kinds; those of its home come first."""
     if without_on(channel) in kinds or (scopes and WITHOUT in scopes):
         return () if scope == NO_SCOPE else (Scope(WITHOUT, scope, scope),)
-    counting = []
-    near, whole = of_scope_on(channel), of_channel(channel)
-    if scope != NO_SCOPE and OWN_SCOPE in kinds:
-        counting.append(Scope(OWN_SCOPE, scope, scope))
-    if scope != NO_SCOPE and near in kinds:
-        counting.append(Scope(near, scope, scope))
-    if whole in kinds:
-        counting.append(Scope(whole, channel, f"@{whole}"))
-    if scopes:
-        for kind, name in sorted(scopes.items()):
-            if kind in kinds:
-                counting.append(Scope(kind, name, f"@{kind}:{name}"))
-    return tuple(counting)
+    candidates = []
+    if scope != NO_SCOPE:
+        candidates += [Scope(kind, scope, scope) for kind in (OWN_SCOPE, of_scope_on(channel))]
+    whole = of_channel(channel)
+    candidates.append(Scope(whole, channel, f"@{whole}"))
+    for kind, name in sorted((scopes or {}).items()):
+        candidates.append(Scope(kind, name, f"@{kind}:{name}"))
+    return tuple(candidate for candidate in candidates if candidate.kind in kinds)

@@ -49,6 +49,7 @@ from dispatcher.channel import (
     Length,
     Quotas,
     ScopeKind,
+    check_name,
     split,
 )
 from dispatcher.errors import InvalidSettings, InvalidValue, quoted
@@ -406,7 +407,7 @@ class Settings(BaseSettings):
             "none: SQLite and MariaDB have no schemas; table_prefix tells tables apart",
         )  # fmt: skip
         for name in self.channels:
-            _check_name("channels", name)
+            check_name("channels", name)
         self._check_status_channel()
         _require(
             not _several(self.broker_url),
@@ -432,7 +433,7 @@ class Settings(BaseSettings):
         self._in_order("settle", "reconcile_grace")
         self._in_order("settle", "transaction_grace")
         for kind in self.scopes:
-            _check_name("scopes", kind)
+            check_name("scopes", kind)
             _require(
                 kind not in RESERVED_KINDS, "scopes", f"the name {quoted(kind)}",
                 f"another one than {', '.join(RESERVED_KINDS)}, which every message has",
@@ -518,13 +519,6 @@ def _several(url: str) -> str:
 def _require(holds: bool, field: str, problem: str, accepted: str) -> None:
     if not holds:
         raise InvalidSettings(field, problem, accepted)
-
-
-def _check_name(field: str, name: str) -> None:
-    _require(
-        re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,62}", name) is not None,
-        field, f"the name {quoted(name)}", "a-z, 0-9, _ and -, at most 63",
-    )  # fmt: skip
 
 
 def _default_broker_url(redis_url: str, data_dir: Path) -> str:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dispatcher.channel import TEMPLATE_NAME, ChannelSettings
+from dispatcher.channel import NAME, ChannelSettings
 from dispatcher.errors import InvalidDraft, InvalidSettings, quoted, refusal_of
 from dispatcher.extras import needs
 from dispatcher.message import Draft, check_body
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dispatcher.templating.sandbox import Sandbox
 
 _HTML = "html"
-_FILE = re.compile(rf"({TEMPLATE_NAME.pattern})\.([a-z_]+)")
+_FILE = re.compile(rf"({NAME.pattern})\.([a-z_]+)")
 
 
 class Templates:
