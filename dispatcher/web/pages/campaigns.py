@@ -66,19 +66,19 @@ def _listed(visit: Visit) -> tuple[list[ListedCampaign], bool]:
     """Return some campaigns of messages that the visitor sees, and whether these are the last."""
     after = visit.query["after"] and check_text("after", visit.query["after"], longest=MAX_CAMPAIGN)
     until = visit.parts.clock.monotonic() + _LIST_SECONDS
-    found: list[ListedCampaign] = []
+    listed: list[ListedCampaign] = []
     for name in visit.parts.listing.campaigns(after=after):
-        if len(found) == _MOST_LISTED:
-            return found, False
+        if len(listed) == _MOST_LISTED:
+            return listed, False
         counts, is_whole = _counted(visit, name, timedelta(0))
         if counts:
             by_status: Counter[Status] = Counter()
-            for some in counts.values():
-                by_status.update(some)
-            found.append(ListedCampaign(name, by_status, is_whole))
+            for of_channel in counts.values():
+                by_status.update(of_channel)
+            listed.append(ListedCampaign(name, by_status, is_whole))
         if visit.parts.clock.monotonic() >= until:
-            return found, False
-    return found, True
+            return listed, False
+    return listed, True
 
 
 def drop(visit: Visit) -> Response:

@@ -361,23 +361,24 @@ class Site:
 
     def _guarded(self, page: PageRoute) -> Callable[[Request], Any]:
         async def answered(request: Request) -> Response:
-            asked = request.query_params.items()
-            query = Fields({name: each.strip() for name, each in asked if each.strip()})
+            parameters, is_read = request.query_params, request.method in _SAFE
+            values = {name: value.strip() for name, value in parameters.items()}
+            query = Fields({name: value for name, value in values.items() if value})
             visit = Visit(site=self, request=request, caller=_NOBODY, query=query)
             try:
                 check_is_utf8(request.scope)
-                if request.method not in _SAFE:
+                if not is_read:
                     _check_origin(request)
                 if not page.is_public:
                     visit.caller = await self.threads.run(self.enter, request, page)
-                names = page.names if request.method in _SAFE else ()
-                _check_names(request.query_params.multi_items(), names, "parameter")
-                if request.method in _SAFE:
-                    check_zone(visit.zone)
-                    return await self.shared.run_for(visit.caller.name, page.answer, visit)
-                return await self._acted(visit, page)
+                names = page.names if is_read else ()
+                _check_names(parameters.multi_items(), names, "parameter")
+                if not is_read:
+                    return await self._acted(visit, page)
+                check_zone(visit.zone)
+                return await self.shared.run_for(visit.caller.name, page.answer, visit)
             except Refused as refused:
-                is_unknown = refused.status == 401 and request.method in _SAFE  # noqa: PLR2004
+                is_unknown = refused.status == 401 and is_read  # noqa: PLR2004
                 if is_unknown and self.can_sign_in:
                     here = visit.here().removeprefix(visit.root)
                     return visit.go(SIGN_IN, to=here if visit.path != "/" else None)
@@ -398,12 +399,11 @@ class Site:
             async with request.form(max_files=1, max_fields=1_000) as form:
                 pairs = form.multi_items()
                 _check_names(pairs, page.names, "field")
-                if any("\ufffd" in each for each in chain(*pairs) if isinstance(each, str)):
+                texts = {name: value for name, value in pairs if isinstance(value, str)}
+                if any("\ufffd" in text for text in chain(texts, texts.values())):
                     raise Refused(400, "unreadable", "the form is not UTF-8")
-                visit.form = Fields(
-                    {n: each for n, each in pairs if isinstance(each, str) and each}
-                )
-                visit.files = {name: each for name, each in pairs if isinstance(each, UploadFile)}
+                visit.form = Fields({name: text for name, text in texts.items() if text})
+                visit.files = {name: file for name, file in pairs if isinstance(file, UploadFile)}
                 check_zone(visit.zone)
                 return await self.shared.run_for(visit.caller.name, page.answer, visit)
         except ClientDisconnect:
