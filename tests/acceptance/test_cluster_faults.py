@@ -1,4 +1,4 @@
-"""Slots move, masters die, freeze and fill up, while submits and sends go on.
+"""Masters die and freeze, while submits and sends go on.
 
 After each fault SQL is judged by the definition of a quota, and the windows are compared with it.
 """
@@ -39,8 +39,6 @@ SETTINGS: dict[str, Any] = {"scopes": {"tenant": {"quotas": ["8/2 second"]}}}
 SHARDS = 64
 LOADS, TENANTS = 3, 12
 MOST_LATE = 8
-MOVED = 3
-"""How many shards move to another master, one after the other."""
 
 
 @dataclass(frozen=True)
@@ -112,24 +110,6 @@ def run(
             return made
 
         yield make
-
-
-def test_slots_move_under_load(run: Callable[..., Run]) -> None:
-    with three_masters() as cluster:
-        made = run(cluster, shards=SHARDS)
-        first = cluster.masters[0]
-        slots = made.slots_on(cluster, first)[:MOVED]
-        for slot in slots:
-            with cluster.moving(slot, cluster.elsewhere(first)) as move_one:
-                move_one()
-                # Some keys of the shard are here, some there: for a while it may be refused.
-                accepted = len(made.accepted)
-                wait_until(lambda: len(made.accepted) > accepted + 20)  # noqa: B023 - called here
-        made.flow()
-        with cluster.moving(slots[0], first):
-            pass
-        made.flow()
-        made.judge()
 
 
 def test_a_frozen_master_that_comes_back_breaks_no_promise(run: Callable[..., Run]) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
 from tests.acceptance.test_health import address, says
-from tests.support.environment import Environment, Maker
+from tests.support.environment import Maker
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.long
@@ -18,8 +17,7 @@ pytestmark = pytest.mark.long
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 CELERY = (sys.executable, "-m", "celery", "-A", "shop")
-INSTALL = "dispatcher.install(app, settings)"
-SHOP = f"""
+SHOP = """
 import os
 from pathlib import Path
 from uuid import uuid4
@@ -34,8 +32,8 @@ for name in [each for each in os.environ if each.startswith("DISPATCHER_")]:
 
 app = Celery("shop", broker=settings.broker_url)
 app.conf.task_time_limit = 30
-app.conf.beat_schedule = {{"count": {{"task": "shop.count", "schedule": 0.5}}}}
-{INSTALL}
+app.conf.beat_schedule = {"count": {"task": "shop.count", "schedule": 0.5}}
+dispatcher.install(app, settings)
 
 
 @app.task(name="shop.count")
@@ -52,23 +50,16 @@ def test_an_app_of_the_users_delivers_and_does_its_own_work(
 ) -> None:
     (folder / "shop.py").write_text(SHOP)
     running = environment(queue="post", services=services(pool), metrics_port=0)
-    delivers_and_does_its_own_work(running, folder)
+    accepted = [running.submit(f"person-{number}", 1 + number / 10) for number in range(20)]
+    running.wait_until_ended()
+    running.check(accepted)
+    wait_until(lambda: len((folder / "counted").read_text()) > 1)
+    assert running.restarts == 0
+    assert "Traceback" not in running.logs()
     for name in ("worker", "beat"):
         wait_until(partial(address, folder, name))
         wait_until(partial(lambda name: says(folder, name, "/readyz")[0] == 200, name))
         assert says(folder, name, "/livez")[0] == 200
-
-
-@on_sqlite
-def test_an_app_of_the_users_does_so_over_rabbitmq(
-    environment: Maker, folder: Path, rabbitmq: str, own_queue: str
-) -> None:
-    """Its own tasks have a queue of their own: others use this RabbitMQ, too."""
-    own = f'app.conf.task_default_queue = "{own_queue}.own"'
-    (folder / "shop.py").write_text(SHOP.replace(INSTALL, f"{own}\n{INSTALL}"))
-    running = environment(queue=own_queue, broker_url=rabbitmq, services=services("threads"))
-    delivers_and_does_its_own_work(running, folder)
-    assert "delayed delivery" not in running.logs().lower(), "workers keep the ETAs themselves"
 
 
 @on_sqlite
@@ -84,16 +75,5 @@ def test_a_beat_inside_a_worker_leaves_it_the_port(environment: Maker, folder: P
 
 
 def services(pool: str) -> dict[str, list[str]]:
-    # Workers of one name cannot use the same RabbitMQ at the same time.
-    name = f"--hostname={uuid4().hex}@%h"
-    worker = [*CELERY, "worker", name, f"--pool={pool}", "--concurrency=2", "--loglevel=INFO"]
+    worker = [*CELERY, "worker", f"--pool={pool}", "--concurrency=2", "--loglevel=INFO"]
     return {"worker": worker, "beat": [*CELERY, "beat", "--schedule=beat", "--loglevel=INFO"]}
-
-
-def delivers_and_does_its_own_work(running: Environment, folder: Path) -> None:
-    accepted = [running.submit(f"person-{number}", 1 + number / 10) for number in range(20)]
-    running.wait_until_ended()
-    running.check(accepted)
-    wait_until(lambda: len((folder / "counted").read_text()) > 1)
-    assert running.restarts == 0
-    assert "Traceback" not in running.logs()

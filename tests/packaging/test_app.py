@@ -1,26 +1,14 @@
-"""The parts of an app: built once, when first asked for, and closed without building others."""
+"""The parts of an app are built once."""
 
 from __future__ import annotations
 
 import threading
-from contextlib import closing
 
 from dispatcher import Settings
 from dispatcher.app import App, built_once
-from dispatcher.operations.doctor import Doctor
 from tests.support.waiting import DEADLINE, wait_until
 
 SETTINGS = Settings.load(channels={"sms": {"transport": "memory"}}, broker_url="memory://")
-
-
-def test_every_part_is_built_of_the_others() -> None:
-    with closing(App(SETTINGS)) as parts:
-        for name, part in vars(App).items():
-            if isinstance(part, built_once):
-                getattr(parts, name)
-        assert parts.submitter.own is parts.own_transaction
-        assert parts.sweep.store is parts.store_maintenance
-        assert isinstance(parts.doctor(), Doctor)
 
 
 def test_two_threads_do_not_build_a_part_twice() -> None:
@@ -50,11 +38,3 @@ def test_two_threads_do_not_build_a_part_twice() -> None:
     for each in threads:
         each.join(DEADLINE)
     assert answers == built * 2
-
-
-def test_closing_builds_nothing() -> None:
-    fresh = App(SETTINGS)
-    fresh.stop_sending()
-    assert fresh.finish_sending()
-    fresh.close()
-    assert set(vars(fresh)) == {"settings", "clock", "stop_flag"}
