@@ -43,7 +43,6 @@ def main() -> int:
 
 
 def _grouped(counts: dict[str, int]) -> dict[str, int]:
-    """Add up what happened to this or that process."""
     grouped: dict[str, int] = {}
     for what, count in counts.items():
         name = " ".join(

@@ -11,8 +11,6 @@ from tests.simulation.scheduler import Scheduler
 
 
 class Broker:
-    """Keeps tasks until ``take`` finds a worker for them."""
-
     def __init__(self, scheduler: Scheduler, weather: Weather) -> None:
         self._scheduler = scheduler
         self._weather = weather

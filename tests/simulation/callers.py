@@ -42,8 +42,6 @@ class Known:
 
 
 class Caller:
-    """One who asks in one process."""
-
     def __init__(self, world: World, process: Process, cases: App, known: Known) -> None:
         self._world = world
         self._process = process

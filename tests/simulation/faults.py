@@ -24,8 +24,6 @@ from tests.simulation.scheduler import Process, Scheduler
 
 
 class Fault(StrEnum):
-    """What may happen to one call."""
-
     REFUSED = "refused"
     LOST = "done, but its reply is lost"
     DIES_BEFORE = "its process dies before it"
@@ -63,7 +61,6 @@ class Weather:
             self._weights[0] = 1.0
 
     def draw(self, room: str) -> Fault | None:
-        """Say what happens to the next call to a room."""
         if self.calm:
             return None
         if room in self.outages:

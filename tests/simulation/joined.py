@@ -50,8 +50,6 @@ class JoinedLine:
 
 
 class CallersSession(Session):
-    """A session that one process uses."""
-
     def __init__(self, connection: Connection, process: Process) -> None:
         super().__init__(connection)
         self._line = connection

@@ -237,7 +237,6 @@ def _expired(world: World) -> Iterator[str]:
 
 
 def _held(world: World) -> Iterator[str]:
-    """A message that is to be held reaches its provider once at most."""
     arrived: dict[UUID, int] = defaultdict(int)
     for line in world.provider.lines:
         arrived[line.id] += line.event == "end"

@@ -12,8 +12,6 @@ from tests.simulation.world import World
 
 @dataclass(slots=True)
 class Found:
-    """What came of some stories."""
-
     faults: int = 0
     stories: int = 0
     counts: Counter[str] = field(default_factory=Counter)

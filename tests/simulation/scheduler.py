@@ -61,8 +61,6 @@ class SimThread:
 
 
 class Scheduler:
-    """Runs whoever is due next."""
-
     def __init__(self, rng: random.Random) -> None:
         self.now_us = 0
         self.rng = rng
@@ -118,7 +116,6 @@ class Scheduler:
             self._dying.append(process)
 
     def run(self, until_us: int) -> None:
-        """Let everything happen up to that time."""
         while self._due and self._due[0][0] <= until_us:
             at_us, ticket, thread = heapq.heappop(self._due)
             process = thread.process
@@ -179,8 +176,6 @@ class Threading:
 
 
 class SimStart:
-    """A thread that is yet to be started."""
-
     def __init__(self, scheduler: Scheduler, name: str, target: Callable[[], object]) -> None:
         self._scheduler = scheduler
         self._name = name

@@ -106,7 +106,6 @@ class Store:
 
     @contextmanager
     def told_the_time(self) -> Iterator[None]:
-        """Let the database go by the clock of its story."""
         with sql_time(self.database.url.render_as_string(hide_password=False), self._now):
             try:
                 yield

@@ -62,8 +62,6 @@ class _Parts(App):
 
 
 class Wiring:
-    """What the processes of a story are made of."""
-
     def __init__(self, world: World) -> None:
         self._world = world
         self.parts = _Parts(world)

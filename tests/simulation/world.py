@@ -49,8 +49,6 @@ _SETTINGS = settings()
 
 
 class World:
-    """Everything that one seed makes."""
-
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
@@ -228,7 +226,6 @@ class World:
         self._reborn(process, lambda: self._client(number))
 
     def _reborn(self, process: Process, begin: Callable[[], None]) -> None:
-        """Start a process anew some time after it died."""
         supervisor = getattr(self, "_supervisor", None)
         if supervisor is None:
             supervisor = self._supervisor = self._process("supervisor", 0)
@@ -285,7 +282,6 @@ class World:
         return [self.new_id() for _ in range(count)]
 
     def new_tail(self) -> str:
-        """Return a tail that no other move has."""
         return f"{self.number():08d}"
 
 

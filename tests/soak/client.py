@@ -39,8 +39,6 @@ Fields = dict[str, Any]
 
 @dataclass(slots=True)
 class Known:
-    """A message of ours, and the fields it was submitted with."""
-
     id: str
     tag: str
     fields: Fields

@@ -49,7 +49,6 @@ def broken_limits(history: History) -> Iterator[str]:
 
 
 def too_many_in_hand(history: History) -> Iterator[str]:
-    """I3: no more sends of a channel at a time than its concurrency."""
     for channel, most in history.terms["concurrency"].items():
         moments: list[tuple[int, int]] = []
         for each in history.sends:
@@ -64,7 +63,6 @@ def too_many_in_hand(history: History) -> Iterator[str]:
 
 
 def false_windows(history: History) -> Iterator[str]:
-    """I9: the windows hold exactly what SQL says."""
     return differences(history.places, _expected(history))
 
 

@@ -145,7 +145,6 @@ def _forget(stage: Stage, target: str, chance: random.Random) -> Done:
 
 
 def _lose_disk(stage: Stage, target: str, _: random.Random) -> Done:
-    """Let a node come back under its name with nothing in it."""
     server = stage.node(target)
     server.kill()
     for path in server.folder.rglob("*.aof"):
@@ -191,8 +190,6 @@ def _alone(fault: Act) -> Act:
 
 
 def _take_over(how: str) -> Act:
-    """Let a replica become the master: with its master's consent, or without any."""
-
     def act(stage: Stage, target: str, _: random.Random) -> Done | None:
         with suppress(redis.RedisError), stage.node(target).client() as client:
             client.execute_command("CLUSTER", "FAILOVER", *how.split())
@@ -227,7 +224,6 @@ def _delete_queues(stage: Stage, target: str, _: random.Random) -> Done | None:
 
 
 def _repeat_tasks(stage: Stage, target: str, chance: random.Random) -> Done | None:
-    """Publish tasks again: of what is due, of what is not, and of what is over."""
     try:
         with stage.sql() as connection:
             found = connection.execute(

@@ -101,7 +101,6 @@ class History:
 
     @classmethod
     def of(cls, lines: Iterable[Line]) -> History:
-        """Sort lines, which may come in any order."""
         by_kind: dict[str, list[Line]] = defaultdict(list)
         for line in sorted(lines, key=lambda line: int(line["at"])):
             by_kind[line["kind"]].append(line)

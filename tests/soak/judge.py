@@ -291,7 +291,6 @@ def _may_become(ended: str, status: str) -> bool:
 
 
 def _could_be_known(tries: Sequence[Line], number: int) -> bool:
-    """Whether the outcome of an attempt was there to be read when the next one was claimed."""
     outcome = _outcome(tries, number)
     if outcome == "unknown":
         return False

@@ -35,8 +35,6 @@ def begin(recorder: Recorder, message: Message) -> dict[str, Any]:
 
 
 class Provider:
-    """Accepts, stalls, refuses or breaks, by seed, message and attempt."""
-
     def __init__(self, path: str, seed: int) -> None:
         self._recorder = Recorder(path)
         self._seed = seed

@@ -136,8 +136,6 @@ class MailReceiver(ScriptedServer):
 
 
 class WebReceiver:
-    """Does with requests as the book decides."""
-
     def __init__(self, book: Book) -> None:
         self._book = book
 

@@ -45,7 +45,6 @@ def untrue_words(history: History) -> Iterator[str]:
 
 
 def unproven(history: History) -> Iterator[str]:
-    """Each attempt that SQL calls sent was accepted."""
     begun = history.by_message()
     for id_, tries in history.attempts.items():
         accepted = {each.attempt for each in begun.get(id_, ()) if each.accepted}

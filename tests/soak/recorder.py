@@ -19,7 +19,6 @@ def now_us() -> int:
 
 
 def digest_of(channel: str, recipient: str, body: Mapping[str, Any]) -> str:
-    """Return what tells one content from another."""
     text = json.dumps([channel, recipient, body], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -31,7 +31,6 @@ def early_or_expired(history: History) -> Iterator[str]:
 
 
 def slow_recoveries(history: History) -> Iterator[str]:
-    """After each fault the provider gets something again within the time that is allowed."""
     longest = history.terms["recovery_ms"]
     for fault, milliseconds in recoveries(history):
         if milliseconds > longest:
@@ -39,7 +38,6 @@ def slow_recoveries(history: History) -> Iterator[str]:
 
 
 def slow_answers(history: History) -> Iterator[str]:
-    """Clients are answered in time, whatever happens."""
     longest = history.terms["answer_ms"]
     for call in history.calls:
         took = (call.until - call.at) / 1_000

@@ -29,7 +29,6 @@ def key_of(house: House, scope: Scope) -> str:
 
 
 def windows_of(house: House) -> Windows:
-    """Return every window that is not empty, holds and all."""
     names = house.redis.scan_iter(match=f"{{{house.settings.namespace}:*}}:window*")
     return {name.decode(): scores(house.redis, name) for name in names}
 

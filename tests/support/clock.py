@@ -31,7 +31,6 @@ class MovableClock:
         self.advance(timedelta(seconds=max(0.0, seconds)))
 
     def advance(self, length: timedelta) -> None:
-        """Let time pass, on both the wall and the monotonic clock."""
         if length < timedelta(0):
             raise ValueError("time does not pass backwards; use set_wall for a wrong clock")
         with self._lock:

@@ -105,7 +105,6 @@ class Cluster:
         return client_of(self.url)
 
     def ranges(self, seen_by: Member | None = None) -> list[tuple[int, int, Member]]:
-        """Return first slot, last slot and owner of each range of slots, in order."""
         known = (seen_by or self.alive[0]).known()
         found = [
             (int(ends[0]), int(ends[-1]), self._at(address))
@@ -196,7 +195,6 @@ class Cluster:
         return len(keys)
 
     def end_move(self, slot: int, to: Member) -> None:
-        """Move the other keys, and say where the slot is now."""
         source = self.master_of(slot)
         while self.move_one(slot, to, _MOST_KEYS):
             pass

@@ -101,7 +101,6 @@ def reconcile(house: House) -> None:
 
 
 def published(house: House) -> list[list[UUID]]:
-    """Take the tasks from the broker; return the ids that each carries."""
     found = []
     queue = house.settings.queue_of(CHANNEL)
     while (raw := cast("bytes | None", house.broker.rpop(queue))) is not None:

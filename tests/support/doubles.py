@@ -54,7 +54,6 @@ class WorkerDied(BaseException):
 
 
 def once(action: Callable[[], object]) -> Callable[[], None]:
-    """Return something that acts when it is called the first time only."""
     done = threading.Event()
 
     def act() -> None:
@@ -66,7 +65,6 @@ def once(action: Callable[[], object]) -> Callable[[], None]:
 
 
 def raising(*errors: BaseException) -> Callable[[], None]:
-    """Return something that raises these, one a call, and then does nothing."""
     left = list(errors)
 
     def act() -> None:

@@ -48,7 +48,6 @@ END $$
 
 
 def schema_of(connection: psycopg.Connection[Any]) -> str:
-    """Tell what changes when the tables change, or what surrounds them."""
     try:
         row = connection.execute(_SCHEMA).fetchone()
     except psycopg.errors.UndefinedTable:

@@ -54,7 +54,6 @@ _RESCUED = re.compile(r"message (\S+) rescued channel=\S+ attempt=(\d+)")
 
 
 def short_settings(folder: Path, **overrides: Any) -> Settings:
-    """Return settings that heal fast, with a channel that writes to a ledger in ``folder``."""
     transport = {
         "transport": "tests.support.ledger:Ledger",
         "options": {"path": str(folder / "ledger")},
@@ -116,7 +115,6 @@ class Environment:
         self.close()
 
     def up(self, *names: str) -> None:
-        """Start these services, all if none is named."""
         self._supervised.up(*(names or self._supervised.services))
 
     def kill(self, *names: str) -> None:
@@ -150,7 +148,6 @@ class Environment:
         return True
 
     def submit(self, recipient: str, after: float = 0.0, **asked: Any) -> Message:
-        """Submit for so many seconds from now, or for a ``send_at`` that is asked for."""
         if "send_at" not in asked:
             asked["send_in"] = timedelta(seconds=after)
         usual = {"channel": CHANNEL, "recipient": recipient, "body": {}}
@@ -198,7 +195,6 @@ class Environment:
             wait_until(lambda: under_way() < left, every=0.1)
 
     def rescued(self) -> set[tuple[UUID, int]]:
-        """Return the attempts that a rescue gave up, by the logs: message and number."""
         return {
             (UUID(message_id), int(number))
             for service in self._supervised.services.values()

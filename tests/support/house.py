@@ -136,7 +136,6 @@ class House(AbstractContextManager["House"]):
         vars(self.parts)[name] = part
 
     def submit(self, recipient: str = "ada", **asked: Any) -> Message:
-        """Submit something, now unless a time is asked for."""
         if "send_at" not in asked and "send_in" not in asked:
             asked["send_in"] = timedelta(0)
         return self.dispatcher.submit(
@@ -169,13 +168,11 @@ class House(AbstractContextManager["House"]):
         return self._all(select(attempts).order_by(attempts.c.message_id, attempts.c.token))
 
     def columns(self, message: Message, *names: str) -> tuple[Any, ...]:
-        """Columns of one message, also those that ``Message`` does not show."""
         messages = self.tables.messages
         query = select(*(messages.c[name] for name in names)).where(messages.c.id == message.id)
         return self._all(query)[0]
 
     def change(self, these: Iterable[Message], **values: Any) -> None:
-        """Write into the rows of messages, past the dispatcher."""
         ids = [message.id for message in these]
         messages = self.tables.messages
         statement = update(messages).where(messages.c.id.in_(ids)).values(**values)
@@ -189,7 +186,6 @@ class House(AbstractContextManager["House"]):
         self.change(these, next_attempt_at=self.database_time() - timedelta(milliseconds=1))
 
     def fail_sends(self, *errors: BaseException) -> None:
-        """Let the next sends raise these errors, one each."""
         fail = raising(*errors)
         self.memory.before = lambda _: fail()
 
@@ -205,7 +201,6 @@ class House(AbstractContextManager["House"]):
         return [attempt.outcome for attempt in self.dispatcher.attempts(message.id)]
 
     def database_time(self) -> datetime:
-        """The time that decides what is due."""
         return StoreSurvey(self.database).now()
 
     def redis_ms(self) -> int:
@@ -232,7 +227,6 @@ class House(AbstractContextManager["House"]):
         return ShardKeys(self.settings.namespace, shard_of(scope, self.settings.shards))
 
     def members(self, scope: str = "ada") -> dict[UUID, int]:
-        """One window: message id and promised time in ms."""
         return window(self.redis, self.keys(scope).window(scope))
 
     def all_members(self) -> dict[str, dict[UUID, int]]:
@@ -338,7 +332,6 @@ class ActingClock(MovableClock):
 
 
 def draft(recipient: str = "ada", **asked: Any) -> Draft:
-    """Return a draft for an hour after ``FAR``, unless more is asked for."""
     values: dict[str, Any] = {"channel": "memory", "recipient": recipient, "body": BODY}
     return Draft(**values | {"send_at": FAR + HOUR} | asked)
 

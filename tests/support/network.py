@@ -57,7 +57,6 @@ class Host:
         _ip("-n", self._switch, "link", "set", self._port, "master", "bridge", "up")
 
     def command(self, *words: str) -> list[str]:
-        """Return what runs a command under this host's name, with its own shared memory."""
         enter = ("ip", "netns", "exec", self.namespace, "unshare", "--uts")
         return [*enter, "sh", "-c", _NAMED, self.name, *words]
 

@@ -60,7 +60,6 @@ class Node(RedisServer):
 
     @property
     def has_replica(self) -> bool:
-        """Whether a replica of this server has caught up."""
         facts = self.ask(lambda client: client.info("replication"))
         online = facts.get("slave0", {}).get("state") == "online"
         return bool(online and facts.get("min_slaves_good_slaves", 1) > 0)
@@ -83,7 +82,6 @@ class Node(RedisServer):
 
     @contextmanager
     def full(self) -> Iterator[None]:
-        """Let it refuse every write that takes memory."""
         self.command("CONFIG", "SET", "maxmemory", 1)
         try:
             yield
@@ -95,7 +93,6 @@ N = TypeVar("N", bound=RedisServer)
 
 
 def replicating(min_replicas: int) -> tuple[str, ...]:
-    """Return the options of servers with replicas that a test waits for."""
     return (
         *("--min-replicas-to-write", str(min_replicas), "--min-replicas-max-lag", "2"),
         *("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"),

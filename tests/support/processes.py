@@ -48,7 +48,6 @@ _PRELOADED = [
 
 
 def ran(*words: str | Path, check: bool = False, **more: Any) -> CompletedProcess[str]:
-    """Run a command to its end; return what it wrote, and how it ended."""
     return subprocess.run(words, capture_output=True, text=True, check=check, **more)
 
 

@@ -41,7 +41,6 @@ class Bad:
     asked: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments; those of submit are good but for what is asked."""
         if self.method != "submit":
             return self.asked
         good = {"channel": "memory", "recipient": "ada", "body": {"text": CANARY}, "send_at": SOON}

@@ -100,12 +100,10 @@ def move(
 
 
 def cancel(windows: Windows, message_id: UUID, terms: Terms, tail: str = "") -> None:
-    """Release the reservation of a message as a cancel does."""
     windows.withdraw([BookingRequest(message_id, terms, 0, 0, tail=tail)])
 
 
 def release_for_everyone(windows: Windows, booking: Booking) -> None:
-    """Release the reservation of a message that its store has given up."""
     slot = Slot(booking.message_id, to_ms(booking.send_at), booking.request)
     windows.withdraw([slot.for_everyone().request])
 
@@ -143,12 +141,10 @@ class Reserving(AbstractContextManager["Reserving"]):
         return scores(self.client, self.keys(scope.home).window(scope.name, scope.kind))
 
     def unconfirmed(self) -> set[tuple[bytes, str]]:
-        """Return what waits for the store to confirm it: member and name of its window."""
         found = self.upkeep.unconfirmed(older_than=timedelta(0), limit=100_000)
         return {(each.member, each.window.decode()) for each in found}
 
     def dump(self) -> dict[bytes, bytes]:
-        """Return everything that is there."""
         names = cast(list[bytes], self.client.keys("*"))
         return {name: value_of(self.client, name) for name in names}
 
@@ -217,7 +213,6 @@ def window(client: redis.Redis, key: str | bytes) -> dict[UUID, int]:
 
 
 def scores(client: redis.Redis, key: str | bytes) -> dict[bytes, int]:
-    """Return the members of a sorted set with their scores."""
     found = cast(list[tuple[bytes, float]], client.zrange(key, 0, -1, withscores=True))
     return {member: int(score) for member, score in found}
 
@@ -228,7 +223,6 @@ def pending(client: redis.Redis, keys: ShardKeys) -> set[UUID]:
 
 
 def times_of(real: Reserving, found: Iterable[Unconfirmed]) -> dict[UUID, datetime]:
-    """Return what a store would say that knows every message found, at the time of its place."""
     return {
         each.message_id: from_ms(int(cast(float, real.client.zscore(each.window, each.member))))
         for each in found

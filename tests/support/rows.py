@@ -56,7 +56,6 @@ def add(database: Database, **changes: Any) -> Message:
 def addition(
     message: Message, *, fingerprint: str | None = None, status_url: str | None = None
 ) -> Addition:
-    """Return a message as it is added; maintenance enqueues it when it is due."""
     body_json = dump_json(message.body)
     return Addition(message, message.send_at, fingerprint, body_json, status_url)
 
@@ -72,7 +71,6 @@ def claimed(database: Database, **changes: Any) -> Claim:
 
 
 def ended(database: Database, ago: timedelta, **changes: Any) -> Message:
-    """Store a message that was sent so long ago, and its attempt."""
     claim = claimed(database, **changes)
     Claims(database, ttl=TTL).record([Success(claim, None)], [], enqueue_in=SOON)
     at = now() - ago

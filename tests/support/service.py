@@ -110,7 +110,6 @@ class Supervised:
                 self.services[name].kill()
 
     def leave(self, *names: str) -> None:
-        """Start these no more, until ``up``."""
         with self._lock:
             self._wanted.difference_update(names)
 

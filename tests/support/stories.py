@@ -146,7 +146,6 @@ class Story:
         self.real.client.script_flush()
 
     def booked(self, step: Step) -> UUID | None:
-        """Return one of those that are booked."""
         booked = list(self.of)
         return booked[step.who % len(booked)] if booked else None
 

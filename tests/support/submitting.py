@@ -28,8 +28,6 @@ _AHEAD_SECONDS = 4.0
 
 @dataclass(frozen=True)
 class Submits:
-    """What came of the submits of one process, by its file."""
-
     package: Path
     accepted: list[UUID]
     failures: list[str]

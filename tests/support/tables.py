@@ -17,7 +17,6 @@ IS_MESSAGE = TABLES.is_message
 
 
 def migrate_at(url: str) -> None:
-    """Make them in the database at a URL."""
     database = Database(url)
     migrate(database)
     database.close()

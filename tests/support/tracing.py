@@ -32,7 +32,6 @@ class Switched(SpanProcessor):
 
 @cache
 def _processor() -> Switched:
-    """Return what the process's provider tells; there can be one provider in a process."""
     provider, processor = TracerProvider(), Switched()
     provider.add_span_processor(processor)
     trace.set_tracer_provider(provider)
@@ -41,7 +40,6 @@ def _processor() -> Switched:
 
 @cache
 def _logs() -> InMemoryLogRecordExporter:
-    """Return what keeps the logs of the process's one provider of logs."""
     provider, exporter = LoggerProvider(), InMemoryLogRecordExporter()  # type: ignore[no-untyped-call]  # the SDK's
     provider.add_log_record_processor(SimpleLogRecordProcessor(exporter))
     set_logger_provider(provider)

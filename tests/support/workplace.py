@@ -50,7 +50,6 @@ def workplace() -> Iterator[Path]:
 
 
 def inhabitants(folder: Path) -> dict[int, str]:
-    """Return the processes whose working directory is inside, with their commands."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
