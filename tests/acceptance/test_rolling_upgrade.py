@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -46,23 +47,24 @@ class Submitter:
         )
         log.close()
 
-    @property
-    def lines(self) -> int:
-        return self.file.read_text().count('"accepted"') if self.file.exists() else 0
-
     def flow(self, count: int) -> None:
-        enough = self.lines + count
-        while (seen := self._ran()) < enough:
-            wait_until(lambda: self._ran() > seen, every=0.1)
+        enough = self._accepted() + count
+        while (seen := self._accepted()) < enough:
+            wait_until(lambda: self._accepted() > seen, every=0.1)
 
     def stop(self) -> None:
         if self._process.stdin is not None and not self._process.stdin.closed:
             self._process.stdin.close()
         assert self._process.wait(60) == 0
 
-    def _ran(self) -> int:
-        assert self._process.poll() is None, "the submitting process has ended"
-        return self.lines
+    def told(self) -> tuple[Path, list[UUID]]:
+        """Return where its package lies, and what was accepted."""
+        package, *ids = self.file.read_text().splitlines()
+        return Path(package), [UUID(line) for line in ids]
+
+    def _accepted(self) -> int:
+        assert self._process.poll() is None, "a submit has failed"
+        return self.file.read_text().count("\n") - 1 if self.file.exists() else 0
 
 
 @pytest.fixture
@@ -146,12 +148,10 @@ def test_two_versions_side_by_side_lose_and_refuse_nothing(
     of_new.stop()
     new.wait_until_ended()
 
-    told = [submitting.read(each.file) for each in (of_old, of_new)]
-    assert told[0].package.is_relative_to(before.folder)
-    assert not told[1].package.is_relative_to(before.folder)
-    assert [each for submits in told for each in submits.failures] == []
-    accepted = [each for submits in told for each in submits.accepted]
-    new.check(accepted, rescued=old.rescued() | new.rescued())
+    (old_package, by_old), (new_package, by_new) = of_old.told(), of_new.told()
+    assert old_package.is_relative_to(before.folder)
+    assert not new_package.is_relative_to(before.folder)
+    new.check(by_old + by_new, rescued=old.rescued() | new.rescued())
     assert {row.status for row in new.rows()} == {"sent"}
     assert old.restarts == new.restarts == 0
 
