@@ -28,8 +28,9 @@ from tests.support.environment import CHANNEL, Environment, short_settings
 from tests.support.ledger import began_ns
 from tests.support.load import Load, flow
 from tests.support.model import excesses
-from tests.support.network import Host, missing, network
+from tests.support.network import Host, network
 from tests.support.rabbitmq import RabbitMQNode, cluster_on
+from tests.support.requiring import missing
 from tests.support.servers import PostgresServer
 from tests.support.tables import migrate_at
 from tests.support.waiting import wait_until
@@ -89,7 +90,7 @@ class Hosts:
 def hosts(request: pytest.FixtureRequest, folder: Path) -> Iterator[Hosts]:
     """Give hosts on which all runs and messages flow. Or skip."""
     if wrong_clock.LIBRARY is None:
-        missing("no libfaketime: install the package faketime")
+        missing("netns", "no libfaketime: install the package faketime")
     with network() as net, ExitStack() as stack:
         workers = [net.host("worker-1"), net.host("worker-2")]
         beat = net.host("beat")

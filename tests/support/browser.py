@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
 import uvicorn
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import (
@@ -20,6 +18,7 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
+from tests.support.requiring import missing
 from tests.support.waiting import DEADLINE, wait_until
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -37,10 +36,7 @@ def path_of_chromium() -> str:
     """Return the program of Chromium. Skips where there is none, unless it is required."""
     found = next(filter(None, map(shutil.which, _NAMES)), None)
     if found is None:
-        why = "no Chromium: apt-get install chromium"
-        if "chromium" in os.environ.get("DISPATCHER_TESTS_REQUIRE", "").split(","):
-            pytest.fail(why)
-        pytest.skip(why)
+        missing("chromium", "no Chromium: apt-get install chromium")
     return found
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -20,6 +19,7 @@ from uuid import uuid4
 
 import pytest
 
+from tests.support.requiring import is_required
 from tests.support.waiting import wait_until
 
 _FOLDER = Path("/run/netns")
@@ -117,7 +117,8 @@ class Network:
 @contextmanager
 def network() -> Iterator[Network]:
     """Make a switch; meanwhile this thread, and those it starts, are on a host of it. Or skip."""
-    _require()
+    if not is_required("netns"):
+        pytest.skip("takes root, two minutes and three RabbitMQ: `make test-hosts` runs it")
     name = f"dispatcher-{uuid4().hex[:8]}"
     guard = subprocess.Popen(
         ["/bin/sh", "-c", _GUARD, "guard", name, f"{name}-{_CALLERS}"],
@@ -135,35 +136,6 @@ def network() -> Iterator[Network]:
         if guard.stdin is not None:
             guard.stdin.close()  # it ends and removes what is left
         guard.wait()
-
-
-def _require() -> None:
-    """Skip where hosts are not asked for; fail where they are, and there can be none."""
-    reason = ""
-    if not _is_required():
-        reason = "takes two minutes and three RabbitMQ: `make test-hosts` runs it"
-    elif os.geteuid() != 0 or shutil.which("ip") is None:
-        reason = "network namespaces need root and iproute2"
-    else:
-        name = f"dispatcher-try-{uuid4().hex[:8]}"
-        try:
-            _ip("netns", "add", name)
-            _ip("netns", "delete", name)
-        except subprocess.CalledProcessError as error:
-            reason = f"no network namespaces: {error.stderr.strip()}"
-    if reason:
-        missing(reason)
-
-
-def missing(reason: str) -> None:
-    """Skip for lack of what tests of several hosts need, or fail where that is required."""
-    if _is_required():
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
-def _is_required() -> bool:
-    return "netns" in os.environ.get("DISPATCHER_TESTS_REQUIRE", "")
 
 
 def _ip(*words: str) -> str:

@@ -8,8 +8,8 @@ import subprocess
 from urllib.parse import quote
 
 import psycopg
-import pytest
 
+from tests.support.requiring import missing
 from tests.support.servers import PostgresServer, Server
 
 _CONFIGURATION = """
@@ -38,11 +38,10 @@ class Pooler(Server):
 
     @staticmethod
     def program() -> str:
-        if program := shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin"):
-            return program
-        required = "pgbouncer" in os.environ.get("DISPATCHER_TESTS_REQUIRE", "").split(",")
-        missing = pytest.fail if required else pytest.skip
-        raise missing.Exception("PgBouncer is missing: apt-get install pgbouncer")
+        program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+        if program is None:
+            missing("pgbouncer", "PgBouncer is missing: apt-get install pgbouncer")
+        return program
 
     def url(self, database: str) -> str:
         return f"postgresql://postgres@/{database}?host={quote(str(self.folder))}&port=6432"

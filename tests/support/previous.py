@@ -15,6 +15,7 @@ import pytest
 
 from dispatcher.settings import PREFIX, Settings
 from tests.support.environment import ROOT
+from tests.support.requiring import missing
 
 REVISION = "DISPATCHER_TESTS_PREVIOUS"
 """The variable that names the revision; without it, it is the commit before the one checked out."""
@@ -63,18 +64,15 @@ class Previous:
 
 
 def previous(folder: Path) -> Previous:
-    """Unpack the earlier version into ``folder``. Skip where the checkout does not have it.
-
-    Where ``DISPATCHER_TESTS_REQUIRE`` has ``git``, fail instead.
-    """
+    """Unpack the earlier version into ``folder``. Or skip where the checkout does not have it."""
     named = os.environ.get(REVISION)
     if shutil.which("git") is None:
-        _missing("git is not installed")
+        missing("git", "git is not installed")
     found = _git("rev-parse", "--verify", "--quiet", f"{named or 'HEAD~1'}^{{commit}}")
     if found.returncode != 0:
         if named:
             pytest.fail(f"{REVISION}: this checkout has no revision {named}")
-        _missing("this checkout has no commit before the one checked out")
+        missing("git", "this checkout has no commit before the one checked out")
     revision = found.stdout.decode().strip()
     archive = _git("archive", "--format=tar", revision, *_PARTS)
     if archive.returncode != 0:
@@ -88,9 +86,3 @@ def _git(*words: str) -> subprocess.CompletedProcess[bytes]:
     # The files may belong to another user than the one who runs the tests.
     safe: Sequence[str] = ("-c", f"safe.directory={ROOT}")
     return subprocess.run(["git", *safe, *words], cwd=ROOT, check=False, capture_output=True)
-
-
-def _missing(reason: str) -> None:
-    if "git" in os.environ.get("DISPATCHER_TESTS_REQUIRE", "").split(","):
-        pytest.fail(reason)
-    pytest.skip(reason)
