@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from dispatcher.celery.queue import TaskGroup, Ticket, group
 from tests.simulation.faults import Weather
@@ -49,8 +49,3 @@ class SimQueue:
             if luck < 0.12:
                 self._weather.note("a task is repeated")
                 self._broker.publish(task)
-
-
-def begins_in(task: TaskGroup, now: datetime) -> float:
-    """Return how many seconds a worker waits whose clock says ``now``."""
-    return max(0.0, (task.begins_at - now).total_seconds())

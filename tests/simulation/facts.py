@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from dispatcher.message import Message, Outcome, Status
@@ -15,7 +15,10 @@ from dispatcher.store.claims import Claim, Claims, Failure, Success
 from dispatcher.store.database import Database
 from dispatcher.store.maintenance import StoreMaintenance
 from tests.simulation.setting import RETENTION
-from tests.simulation.store import Row, Store, Try
+from tests.simulation.store import Row, Try
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
 
 _OptOut = tuple[str, str | None]
 """Who gets nothing, and on which channel: None stands for all."""
@@ -101,27 +104,19 @@ class Facts:
     ended: dict[str, tuple[str, str | None]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """The store of a story, and what is written down of it."""
-
-    store: Store
-    facts: Facts
-
-
 class WatchedClaims(Claims):
     """Claims. What is known of earlier tries when a message is claimed again is written down.
 
     And whether a claim is ended by one that is not the last: by a success alone.
     """
 
-    def __init__(self, database: Database, watched: Watched, **options: Any) -> None:
+    def __init__(self, database: Database, world: World, **options: Any) -> None:
         super().__init__(database, **options)
-        self._watched = watched
+        self._world = world
 
     def claim(self, message_ids: Sequence[UUID], **options: Any) -> list[Claim]:
         claims = super().claim(message_ids, **options)
-        store, facts = self._watched.store, self._watched.facts
+        store, facts = self._world.store, self._world.facts
         for claim in claims:
             known = store.outcomes(claim.message.id, before=claim.token)
             then = facts.known_then.setdefault(claim.message.id, [])
@@ -148,7 +143,7 @@ class WatchedClaims(Claims):
         self._look_again(others)
 
     def _of_others(self, claims: Iterable[Claim]) -> list[UUID]:
-        rows = ((self._watched.store.row(claim.message.id), claim.token) for claim in claims)
+        rows = ((self._world.store.row(claim.message.id), claim.token) for claim in claims)
         return [
             row.id for row, token in rows
             if row and row.status is Status.SENDING and row.claim_token != token
@@ -156,20 +151,20 @@ class WatchedClaims(Claims):
 
     def _look_again(self, message_ids: Iterable[UUID]) -> None:
         for each in message_ids:
-            row = self._watched.store.row(each)
+            row = self._world.store.row(each)
             if row is None or row.status is not Status.SENDING:
-                self._watched.facts.wrong.append(f"the claim of {each} was ended by an older one")
+                self._world.facts.wrong.append(f"the claim of {each} was ended by an older one")
 
 
 class WatchedMaintenance(StoreMaintenance):
     """The store of the sweep. What it deletes is kept for the judge."""
 
-    def __init__(self, database: Database, watched: Watched, **options: Any) -> None:
+    def __init__(self, database: Database, world: World, **options: Any) -> None:
         super().__init__(database, **options)
-        self._watched = watched
+        self._world = world
 
     def prune(self, *, older_than: timedelta, limit: int) -> int:
-        store, facts = self._watched.store, self._watched.facts
+        store, facts = self._world.store, self._world.facts
         before = [(Row.of(values), store.tries(UUID(values[0]))) for values in store.values()]
         many = super().prune(older_than=older_than, limit=limit)
         now, left = store.now(), store.ids()

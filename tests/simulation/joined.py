@@ -67,17 +67,8 @@ class CallersSession(Session):
         self._line.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """The COMMIT of one transaction; how it ends is what the driver says."""
-
-    line: Any
-
-    def commit(self) -> None:
-        self.line.commit()
-
-
 def committed(line: Any, reached: Any) -> None:
+    """Commit as a process reaches it; how it ends is what the driver says."""
     try:
         reached.commit()
     except StoreUnavailable:

@@ -18,9 +18,9 @@ from dispatcher.store.database import Database
 from dispatcher.store.maintenance import StoreMaintenance
 from dispatcher.telemetry.journal import Journal
 from tests.simulation.broker import SimQueue
-from tests.simulation.facts import Watched, WatchedClaims, WatchedMaintenance
+from tests.simulation.facts import WatchedClaims, WatchedMaintenance
 from tests.simulation.faults import Line, MessagesLine, Reached
-from tests.simulation.joined import CallersSession, Commit, JoinedLine, committed
+from tests.simulation.joined import CallersSession, JoinedLine, committed
 from tests.simulation.ledger import SimTransport
 from tests.simulation.scheduler import Process
 from tests.simulation.send_logs import MemoryClaimLog, MemorySendLogs
@@ -39,7 +39,6 @@ class _Parts(App):
         super().__init__(world.settings, world.network)
         self._world = world
         self.redis = world.server.client
-        self._watched = Watched(world.store, world.facts)
 
     @built_once
     def database(self) -> Database:
@@ -49,7 +48,7 @@ class _Parts(App):
     def claims(self) -> Claims:
         return WatchedClaims(
             self.database,
-            self._watched,
+            self._world,
             ttl=self.settings.claim_ttl,
             kept_back=or_(self.to_expire, self.paused),
         )
@@ -57,7 +56,7 @@ class _Parts(App):
     @built_once
     def store_maintenance(self) -> StoreMaintenance:
         return WatchedMaintenance(
-            self.database, self._watched, to_expire=self.to_expire, paused=self.paused
+            self.database, self._world, to_expire=self.to_expire, paused=self.paused
         )
 
 
@@ -124,7 +123,7 @@ class Wiring:
     def commit(self, line: Any) -> None:
         """Commit the transaction of a caller; a step like others."""
         process = self._world.scheduler.running().process
-        committed(line, self._reached(Commit(line), "store", process))
+        committed(line, self._reached(line, "store", process))
 
     def _reached(
         self, part: object, room: str, process: Process, breaks: Callable[[], object] | None = None

@@ -27,7 +27,7 @@ from dispatcher.reservation import Fence, booking, shards
 from dispatcher.store import database
 from dispatcher.submission import pipeline
 from dispatcher.times.send_time import to_ms
-from tests.simulation.broker import Broker, begins_in
+from tests.simulation.broker import Broker
 from tests.simulation.callers import Caller, Known
 from tests.simulation.chaos import Chaos
 from tests.simulation.facts import Asked, Facts
@@ -180,7 +180,7 @@ class World:
             return False
         process = self.rng.choice(alive)
         own = self.workers[process].group_queue
-        wait = begins_in(task, process.now())
+        wait = max(0.0, (task.begins_at - process.now()).total_seconds())
         late = 0.0 if self.weather.calm or self.rng.random() > 0.05 else 8 * self.rng.random()
         if late:
             self.weather.note("a task is late")
