@@ -44,7 +44,7 @@ class Health:
         self._clock = clock
         self._hangs_after_seconds = hangs_after.total_seconds()
         self._patience_seconds = patience.total_seconds()
-        self._servers = servers
+        self.servers = servers
         self._answers: dict[str, Future[bool]] = {}
         self._lock = Lock()
         self._turned_at = clock.monotonic()
@@ -98,7 +98,7 @@ class Health:
 
     def away(self) -> Sequence[str]:
         """Return the names of the servers that do not answer: none where all is ready."""
-        away = self._away([*self._servers])
+        away = self._away([*self.servers])
         if away != self._last_away:
             self._last_away = away
             if away:
@@ -106,10 +106,6 @@ class Health:
             else:
                 log.info("ready: every server answers")
         return away
-
-    @property
-    def servers(self) -> Sequence[str]:
-        return [*self._servers]
 
     def _away(self, names: Sequence[str]) -> Sequence[str]:
         answers = {name: self._answer(name) for name in names}
@@ -120,13 +116,12 @@ class Health:
                 answers_well = answer.result(max(0.0, until - self._clock.monotonic()))
             except NoAnswer:
                 answers_well = False
-            if not answers_well or (name == BROKER and self._publish_hangs()):
+            if name == BROKER and (since := self._publishes_since) is not None:
+                publishes_for = self._clock.monotonic() - since
+                answers_well = answers_well and publishes_for <= _PUBLISHES_WITHIN_SECONDS
+            if not answers_well:
                 away.append(name)
         return away
-
-    def _publish_hangs(self) -> bool:
-        since = self._publishes_since
-        return since is not None and self._clock.monotonic() - since > _PUBLISHES_WITHIN_SECONDS
 
     def _answer(self, name: str) -> Future[bool]:
         """Ask a server, unless that is under way; it is told whether it answers."""
@@ -140,7 +135,7 @@ class Health:
 
     def _ask(self, name: str, answer: Future[bool]) -> None:
         try:
-            self._servers[name]()
+            self.servers[name]()
         except Exception as error:  # noqa: BLE001 - whatever it is, the server is of no use
             log.debug("%s does not answer (%s)", name, type(error).__name__)
             answer.set_result(False)

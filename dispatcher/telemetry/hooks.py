@@ -63,11 +63,7 @@ class Hooks:
         self.close = self._backlog.close
 
     def on_event(self, event: Event) -> None:
-        """Call the hook of an event, if the message still stands as the transition left it.
-
-        In any case where it was accepted or moved: the event has the message as it was then. That
-        of a status report has none, and no hook.
-        """
+        """Call the hook of an event later, unless the message has changed again by then."""
         if event.kind in self._hooked and (event.kind not in _AT_HAND or event.message is not None):
             # A message that is read later is not kept until then: its body may be long.
             self._backlog.add(event if event.kind in _AT_HAND else event._replace(message=None))
@@ -82,16 +78,13 @@ class Hooks:
         for event in events:
             message = event.message or read.get(event.message_id)
             name = "" if message is None else _NAMES[event.kind].get(message.status, "")
-            if message is not None and name in self._calls:
-                self._call(name, message)
-
-    def _call(self, name: str, message: Message) -> None:
-        try:
-            self._calls[name](message)
-        except BaseException as error:  # noqa: BLE001 - code of others may raise anything
-            # Its text may quote the body.
-            kind = type(error).__name__
-            log.error("message %s: %s raised %s", message.id, name, kind)  # noqa: TRY400 - same
+            if message is None or name not in self._calls:
+                continue
+            try:
+                self._calls[name](message)
+            except BaseException as error:  # noqa: BLE001 - code of others may raise anything
+                kind = type(error).__name__  # its text may quote the body
+                log.error("message %s: %s raised %s", message.id, name, kind)  # noqa: TRY400 - same
 
 
 def find(text: str) -> Any:

@@ -131,19 +131,17 @@ class _Handler(MetricsHandler):
             case "/metrics":
                 super().do_GET()
             case "/livez" if (still := self.health.hangs_for()) is not None:
-                seconds = still.total_seconds()
-                self._fail(f"not alive: the main loop has stood still for {seconds:.0f} s")
+                text = f"not alive: the main loop has stood still for {still.total_seconds():.0f} s"
+                self._say(HTTPStatus.SERVICE_UNAVAILABLE, text)
             case "/livez":
                 self._say(HTTPStatus.OK, "alive")
             case "/readyz" if away := self.health.away():
-                self._fail(f"not ready: no answer from {', '.join(away)}")
+                text = f"not ready: no answer from {', '.join(away)}"
+                self._say(HTTPStatus.SERVICE_UNAVAILABLE, text)
             case "/readyz":
                 self._say(HTTPStatus.OK, f"ready: {', '.join(self.health.servers)}")
             case _:
                 self._say(HTTPStatus.NOT_FOUND, "not found: /metrics, /livez and /readyz are here")
-
-    def _fail(self, text: str) -> None:
-        self._say(HTTPStatus.SERVICE_UNAVAILABLE, text)
 
     def _say(self, status: HTTPStatus, text: str) -> None:
         content = f"{text}\n".encode()

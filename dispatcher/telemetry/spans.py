@@ -163,10 +163,7 @@ class Spans:
 
     @contextmanager
     def _inside(self, span: Span) -> Iterator[None]:
-        """Make the span current, and end it; an error that escapes is recorded by its type alone.
-
-        The SDK's own record of an error has its text, which may quote a body.
-        """
+        # The SDK's own record of an error has its text, which may quote a body.
         with use_span(span, record_exception=False, set_status_on_exception=False):
             try:
                 yield

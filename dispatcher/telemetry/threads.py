@@ -78,10 +78,7 @@ class Backlog(Generic[T]):
 
 
 def started(run: Callable[[], None], name: str) -> threading.Thread | None:
-    """Return a thread that runs this, None where the system gives no thread now: try again later.
-
-    A submit that is stored must not fail because its notification cannot be sent.
-    """
+    """Return a thread that runs this, None where the system gives none now: try again later."""
     thread = threading.Thread(target=run, name=name, daemon=True)
     try:
         thread.start()
