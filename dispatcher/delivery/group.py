@@ -50,10 +50,7 @@ LONGEST_CLAIM_SECONDS = 600.0
 
 @dataclass(slots=True, kw_only=True)
 class Shared:
-    """What the tasks, senders and groups of a process share.
-
-    ``jitter`` gives random numbers from 0 to 1 for the wait before a retry.
-    """
+    """What a process shares. ``jitter`` gives random numbers from 0 to 1, for waits."""
 
     settings: Settings
     clock: Clock
@@ -267,10 +264,7 @@ class Group:
         return is_stored
 
     def snooze(self, refused: Sequence[tuple[Claim, timedelta]]) -> None:
-        """Put back the messages that got no permit, each with the wait until it is due again.
-
-        Those that are due again before the sweep runs are enqueued.
-        """
+        """Put back the messages that got no permit, each with the wait until it is due again."""
         shared = self._shared
         limit, grace = shared.settings.sweep_interval * 2, shared.settings.enqueue_grace
         soon = [(claim, wait) for claim, wait in refused if wait <= limit]

@@ -159,8 +159,11 @@ class Reconciler:
         opened_logs = self.upkeep.open(permits)
         opened += opened_logs
         log.warning("%d of %d parts of Redis rebuilt", opened, len(rebuild.parts))
-        if opened_logs:
-            self._bring_all_forward()
+        if opened_logs:  # all snoozed messages are due: their turns came from logs that are gone
+            pages = self.store.snoozed(batch=BATCH)
+            count = sum(len(self.store.bring_forward(page)) for page in pages)
+            if count:
+                log.info("%d snoozed messages are due now: the permit logs were rebuilt", count)
         return opened
 
     def _correct(self, under_way: Sequence[Permit], permits: Rebuild) -> None:
@@ -184,14 +187,6 @@ class Reconciler:
             if ended:
                 self.permits.settle(ended)
             self.upkeep.restore(permits, ())  # keeps the marker alive
-
-    def _bring_all_forward(self) -> None:
-        """Let all snoozed messages be due: their turns came from logs that are gone."""
-        count = sum(
-            len(self.store.bring_forward(snoozed)) for snoozed in self.store.snoozed(batch=BATCH)
-        )
-        if count:
-            log.info("%d snoozed messages are due now: the permit logs were rebuilt", count)
 
     def _restore_missing(self) -> int:
         """Look, once after each rebuild, for messages stored while it read the store."""

@@ -30,10 +30,7 @@ _LEFT = "left"
 
 
 class ClaimLog:
-    """The file of one claim. ``mark`` is that of the claim in the store, and the file's name.
-
-    Without a ``descriptor`` it notes nothing.
-    """
+    """The file of one claim, named by its ``mark``. Without a ``descriptor`` it notes nothing."""
 
     def __init__(self, mark: UUID, path: Path | None = None, descriptor: int | None = None) -> None:
         self.mark = mark
@@ -98,10 +95,7 @@ class SendLogs:
         self._has_warned = False
 
     def open(self, message_ids: Sequence[UUID]) -> ClaimLog:
-        """Return the log of a claim that is about to be made of these messages.
-
-        Where no file can be made the log notes nothing.
-        """
+        """Return the log of a claim to be made. Where no file can be made it notes nothing."""
         mark = uuid4()
         path = self._folder / mark.hex
         try:

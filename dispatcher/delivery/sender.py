@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from datetime import timedelta
 
 from dispatcher.delivery.group import NO_WAIT, EndedSend, Group, Report, Shared
@@ -55,7 +56,7 @@ class Sender:
         wait = group.refusal(claim, now)  # the note may have waited for a slow disk
         if wait is not None:
             return wait
-        record = self._call_traced(group, claim)
+        record = self._call_transport(group, claim)
         fault("deliver.after_send")
         # Counted at its end: a send is never later than that, so never counted too early.
         ended_at = clock.monotonic()
@@ -63,22 +64,19 @@ class Sender:
         in_time = isinstance(record, Success) or ended_at - now < self._timeout * _IN_TIME
         return EndedSend(record, ended_at, late_by, in_time)
 
-    def _call_traced(self, group: Group, claim: Claim) -> Success | Failure:
-        spans = self._shared.spans
-        if spans is None:
-            return self._call_transport(group, claim)
-        with spans.delivering(claim.message) as came_to:
-            record = self._call_transport(group, claim)
-            came_to(record.outcome, record.error_type if isinstance(record, Failure) else None)
-        return record
-
     def _call_transport(self, group: Group, claim: Claim) -> Success | Failure:
-        """Give one message to its transport: the only line that reaches the world."""
-        try:
-            receipt = self._transport.send(claim.message)
-        except Exception as error:  # noqa: BLE001 - a transport may raise anything
-            return self._failure(group, claim, error)
-        return Success(claim, None if receipt is None else storable_text(receipt))
+        spans = self._shared.spans
+        record: Success | Failure
+        with nullcontext() if spans is None else spans.delivering(claim.message) as came_to:
+            try:
+                receipt = self._transport.send(claim.message)
+            except Exception as error:  # noqa: BLE001 - a transport may raise anything
+                record = self._failure(group, claim, error)
+            else:
+                record = Success(claim, None if receipt is None else storable_text(receipt))
+            if came_to is not None:
+                came_to(record.outcome, record.error_type if isinstance(record, Failure) else None)
+        return record
 
     def _failure(self, group: Group, claim: Claim, error: Exception) -> Failure:
         message, kind = claim.message, type(error).__name__
@@ -121,12 +119,10 @@ class Sender:
 
 
 def backoff(attempt: int, *, base: timedelta, longest: timedelta, jitter: float) -> timedelta:
-    """Return the wait before the attempt after number ``attempt`` (1 for the first).
+    """Return the wait after attempt number ``attempt`` (from 1). ``jitter`` is 0 to 1, random.
 
-    Exponential with full jitter: uniform between 0 and ``base * 2 ** (attempt - 1)``, capped at
-    ``longest``. That spreads a herd that failed together better than any narrower one (M. Brooker,
-    "Exponential Backoff And Jitter", AWS Architecture Blog, 2015). ``jitter`` is a random number
-    from 0 to 1.
+    Full jitter spreads a herd that failed together better than any narrower one (M. Brooker,
+    "Exponential Backoff And Jitter", AWS Architecture Blog, 2015).
     """
     ceiling: timedelta = min(base * (1 << min(attempt - 1, 32)), longest)
     return ceiling * jitter

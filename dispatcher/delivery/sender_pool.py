@@ -132,18 +132,15 @@ class SenderPool:
             with self._lock:
                 self._threads -= 1
                 self._wakes_at.remove(_ON_ITS_WAY)
-                if self._free and self._left and not self._comes_in_time():  # free since then
-                    self._wakes_at.append(_ON_ITS_WAY)
-                    self._free.pop().release()
+                if self._free:  # since then
+                    self._call_thread()
                 return self._threads > 0
         return True
 
     def _serve(self) -> None:
         call = threading.Lock()
         call.acquire()
-        while True:
-            if not self._work(call):
-                return
+        while self._work(call):
             call.acquire()
 
     def _work(self, call: threading.Lock | None) -> bool:

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from uuid import UUID
 
 from dispatcher.celery.queue import Queue, Ticket
@@ -108,12 +107,9 @@ class Sweep:
             )  # fmt: skip
 
     def _tickets(self, due: Sequence[Due]) -> list[Ticket]:
-        """Return the tickets of messages that are due.
-
-        One of unknown outcome may kill every worker that sends it. So each has a task of its own.
-        These tasks come in a random order and a little apart: the one before is done by then, the
-        one after is not claimed yet.
-        """
+        # One of unknown outcome may kill every worker that sends it. So each has a task of its own.
+        # These tasks come in a random order and a little apart: the one before is done by then, the
+        # one after is not claimed yet.
         tickets = [Ticket(*row[:3], is_first=row.is_first) for row in due if not row.is_suspect]
         suspects = [row for row in due if row.is_suspect]
         random.shuffle(suspects)
@@ -171,16 +167,13 @@ class Sweep:
     def _tell_rescued(
         self, message_id: UUID, channel: str, attempt: int, status: Status, outcome: str
     ) -> None:
-        tell = partial(self.journal.tell_of, message_id=message_id, channel=channel)
-        tell(Transition.RESCUED, attempt=attempt)
+        tell = self.journal.tell_of
+        tell(Transition.RESCUED, message_id, channel, attempt=attempt)
         if status in _ENDS:
-            tell(_ENDS[status], attempt=attempt, outcome=outcome)
+            tell(_ENDS[status], message_id, channel, attempt=attempt, outcome=outcome)
 
     def catch_up(self) -> int:
-        """Expire the overdue messages of channels that do not send them.
-
-        Claims and ``enqueue_due`` skip such messages.
-        """
+        """Expire the overdue messages of channels that do not send them."""
         if not self.settings.expiring_channels:
             return 0
 
@@ -242,10 +235,7 @@ class Looks:
     def run(
         self, work: Callable[[timedelta | None], tuple[int, bool]], *, is_whole: bool = False
     ) -> int:
-        """Call ``work`` with the length of time to look back, None for all; return how much it did.
-
-        ``work`` returns that, and whether it saw all.
-        """
+        """Return how much ``work`` did; it takes the time to look back, and says if it saw all."""
         now = self._clock.monotonic()
         is_whole = is_whole or now >= self._whole_again_at
         within = None if is_whole else timedelta(seconds=now - self._saw_all_at) + _OVERLAP

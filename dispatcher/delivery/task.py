@@ -43,7 +43,7 @@ class Delivery:
     ) -> None:
         self.shared = shared
         self._send_logs = send_logs
-        self._pools = {name: self._pool(name, each) for name, each in transports.items()}
+        self._pools = {name: self._pool(name, transport) for name, transport in transports.items()}
         # Groups are due within this length; the task of one comes a little before the first.
         self._ahead = shared.settings.coalesce + 2 * EARLY
         self._lasting = LastingSends()
