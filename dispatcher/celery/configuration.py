@@ -21,10 +21,7 @@ DELIVER = "dispatcher.deliver"
 
 
 class Duty(NamedTuple):
-    """A duty of the sweep: the setting of its interval, and the method of a part of ``App``.
-
-    Without ``is_needed`` all settings need it.
-    """
+    """``run`` names a method of a part of ``App``; without ``is_needed`` all settings need it."""
 
     interval: Literal["sweep_interval", "prune_interval"]
     run: str

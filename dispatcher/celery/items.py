@@ -88,10 +88,7 @@ def tell_rejected(part: str) -> None:
 
 
 def tolerant(transport: Any) -> Any:
-    """Make a transport of kombu pass every item to the consumer, unreadable ones too.
-
-    Those for Redis and AMQP raise for an unreadable item, and the error ends the worker.
-    """
+    """Let a transport of kombu pass unreadable items on: its own error would end the worker."""
     if issubclass(getattr(transport, "Channel", object), redis.Channel):
         transport.Channel = _tolerant(transport.Channel)
     elif transport.driver_name == "py-amqp":

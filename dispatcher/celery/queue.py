@@ -51,10 +51,7 @@ class TaskGroup:
 
 
 def group(tickets: Iterable[Ticket], *, coalesce: timedelta, size: int) -> Iterator[TaskGroup]:
-    """Group messages of one channel that are due within ``coalesce``, at most ``size`` a group.
-
-    New messages begin shortly before the first of them is due, others when the last one is.
-    """
+    """Group messages of one channel that are due within ``coalesce``, at most ``size`` a group."""
     ordered = sorted(tickets, key=lambda one: (one.alone, one.channel, one.is_first, one.due_at))
     groups: list[list[Ticket]] = []
     for ticket in ordered:

@@ -136,9 +136,9 @@ def _with_short_intervals(connection: Any) -> Any:
 
 
 def answer_while_open(call: Any, answers: tuple[Any, ...], **more: Any) -> promise:
-    """Return the promise to acknowledge or reject a task, unless its connection is closed by then.
+    """Return the promise of an acknowledgement or a rejection, for while its connection is open.
 
-    Over Redis kombu's error would end the worker.
+    Later ones are dropped: over Redis kombu's error would end the worker.
     """
     return promise(call, tuple(partial(_if_open, answer) for answer in answers), **more)
 

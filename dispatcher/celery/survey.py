@@ -27,10 +27,7 @@ _DEFAULT_VISIBILITY = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerFacts:
-    """``run_id`` and ``database`` are None where it is no Redis.
-
-    ``other_queues`` have names of our queues, and other arguments than ours.
-    """
+    """``run_id`` and ``database`` of a Redis; our queues that exist with other arguments."""
 
     run_id: str | None = None
     database: int | None = None
@@ -50,10 +47,7 @@ class AppFacts:
 
 
 def check_url(settings: Settings) -> None:
-    """Raise InvalidSettings where kombu cannot use the URL of the broker. Connects to nothing.
-
-    It names ``redis_url`` where that is the broker by default.
-    """
+    """Raise InvalidSettings where kombu cannot use the URL of the broker. Connects to nothing."""
     field, accepted = "broker_url", "redis://…, rediss://…, amqp://… or amqps://…"
     if field not in settings.model_fields_set:
         field, accepted = "redis_url", "redis://…, rediss://… or unix://…"
@@ -131,10 +125,7 @@ class BrokerProbe:
 
 
 def facts_of(app: Celery, settings: Settings) -> AppFacts:
-    """Return the facts of an app, compared with our broker, queue and sweep. Does not connect.
-
-    Raises kombu's error for a kind of broker that it does not support.
-    """
+    """Compare an app with the settings. Connects to nothing. Raises kombu's errors."""
     conf: Any = app.conf
     route: dict[str, Any] = app.amqp.router.route({}, DELIVER)
     planned = {entry.get("task") for entry in conf.beat_schedule.values()}

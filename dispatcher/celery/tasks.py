@@ -1,4 +1,4 @@
-"""The Celery tasks and signal handlers, a few lines each. Any Celery app can have these tasks."""
+"""The Celery tasks and signal handlers. Any Celery app can have these tasks."""
 
 from __future__ import annotations
 
@@ -77,11 +77,7 @@ pool: Celery tells the main process alone that the worker is to stop."""
 
 
 def here() -> App:
-    """Return the app of this process; the first call makes it.
-
-    Its settings are those given to ``install``, else those of the environment. Raises
-    InvalidSettings.
-    """
+    """Return the app of this process; the first call makes it. Raises InvalidSettings."""
     pid = os.getpid()
     if pid not in _apps:
         # Two threads may each make an App; the first one stays. An App has no parts yet.
