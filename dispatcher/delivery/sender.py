@@ -23,8 +23,7 @@ _IN_TIME = 0.5
 class Sender:
     """Several threads may send by one at once."""
 
-    def __init__(self, channel: str, transport: Transport, shared: Shared) -> None:
-        self._channel = channel
+    def __init__(self, transport: Transport, shared: Shared) -> None:
         self._transport = transport
         self._shared = shared
         self._timeout = shared.settings.transport_timeout.total_seconds()
@@ -86,11 +85,13 @@ class Sender:
             case PermanentFailure():
                 return Failure(claim, Outcome.PERMANENT, text, None, kind)
             case TemporaryFailure():
-                outcome, asked = Outcome.TEMPORARY, _kept_wait(error.retry_after)
+                outcome = Outcome.TEMPORARY
+                if isinstance(error.retry_after, timedelta):
+                    asked = min(max(error.retry_after, NO_WAIT), _LONGEST_WAIT)
                 if error.closes_channel and asked:
                     # It says nothing of the message, so it uses up none of its attempts.
                     counts = False
-                    self._close(group, asked)
+                    self._close(group, message.channel, asked)
             case PerhapsSent():
                 ...
             case _:  # it may be with the provider: a line that broke, say
@@ -109,13 +110,13 @@ class Sender:
             )
         return Failure(claim, outcome, text, wait, kind, counts)
 
-    def _close(self, group: Group, wait: timedelta) -> None:
+    def _close(self, group: Group, channel: str, wait: timedelta) -> None:
         """Send nothing more on the channel until its provider wants to be asked."""
-        group.close(self._channel, self._shared.clock.monotonic() + wait.total_seconds())
+        group.close(channel, self._shared.clock.monotonic() + wait.total_seconds())
         try:
-            self._shared.permits.close(self._channel, wait)
+            self._shared.permits.close(channel, wait)
         except LimitersUnavailable as error:
-            log.warning("could not close channel %s to other workers: %s", self._channel, error)
+            log.warning("could not close channel %s to other workers: %s", channel, error)
 
 
 def backoff(attempt: int, *, base: timedelta, longest: timedelta, jitter: float) -> timedelta:
@@ -126,9 +127,3 @@ def backoff(attempt: int, *, base: timedelta, longest: timedelta, jitter: float)
     """
     ceiling: timedelta = min(base * (1 << min(attempt - 1, 32)), longest)
     return ceiling * jitter
-
-
-def _kept_wait(retry_after: object) -> timedelta:
-    if not isinstance(retry_after, timedelta):
-        return NO_WAIT
-    return min(max(retry_after, NO_WAIT), _LONGEST_WAIT)

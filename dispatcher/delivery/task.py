@@ -132,7 +132,7 @@ class Delivery:
                 longest=channel.backoff_longest,
                 clock=shared.clock,
             )
-        send = Sender(name, transport, shared).send
+        send = Sender(transport, shared).send
         return SenderPool(
             f"send {name}", send, shared.clock, most=channel.senders, destinations=destinations
         )

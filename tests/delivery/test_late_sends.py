@@ -52,7 +52,7 @@ class Locked:
     def record(
         self, successes: Sequence[Success], failures: Sequence[Failure], *, enqueue_in: timedelta
     ) -> None:
-        if self.ids & {each.claim.message.id for each in successes}:
+        if self.ids & {success.claim.message.id for success in successes}:
             raise StoreUnavailable("locked")
         self.__getattr__("record")(successes, failures, enqueue_in=enqueue_in)
 
@@ -86,7 +86,7 @@ def in_background(house: House, *groups: list[Message]) -> list[threading.Thread
 
     def deliver(group: list[Message]) -> None:
         with suppress(BaseException):
-            house.parts.group_queue.deliver([each.id for each in group], "memory")
+            house.parts.group_queue.deliver([message.id for message in group], "memory")
 
     threads = [threading.Thread(target=deliver, args=(group,)) for group in groups]
     for thread in threads:
@@ -95,7 +95,7 @@ def in_background(house: House, *groups: list[Message]) -> list[threading.Thread
 
 
 def is_sent(house: House, *messages: Message) -> bool:
-    return {house.again(each).status for each in messages} == {Status.SENT}
+    return {house.again(message).status for message in messages} == {Status.SENT}
 
 
 def test_groups_with_one_that_hangs_do_not_stop_their_channel(holding: Held) -> None:
@@ -118,8 +118,8 @@ def test_a_late_send_that_cannot_be_recorded_holds_up_no_other(holding: Held) ->
     shared: Any = house.parts.delivery.shared
     shared.claims = locked = Locked(shared.claims)
     messages = [house.submit(f"{SLOW} {n}") for n in range(3)]
-    for each in messages:
-        [thread] = in_background(house, [each])
+    for message in messages:
+        [thread] = in_background(house, [message])
         wait_until(lambda thread=thread: passes(house) and not thread.is_alive())  # type: ignore[misc]  # bound
     locked.ids.add(messages[0].id)
     held.released.set()
