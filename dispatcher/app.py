@@ -17,7 +17,7 @@ from sqlalchemy import false, or_
 
 from dispatcher.celery.configuration import create_app
 from dispatcher.celery.queue import Queue
-from dispatcher.celery.survey import BrokerProbe, BrokerSurvey, check_url
+from dispatcher.celery.survey import BrokerProbe, check_url
 from dispatcher.delivery import Delivery, GroupQueue, Shared, StopFlag
 from dispatcher.delivery.reconciler import MARKER_SPARE, Reconciler
 from dispatcher.delivery.send_log import SendLogs
@@ -458,7 +458,7 @@ class App:
             Doctor,
             redis=lambda app: RedisSurvey(app.plain_redis, app.fence),
             store=lambda app: StoreSurvey(app.database),
-            broker=lambda app: BrokerSurvey(app.publisher, theirs or app.publisher, app.settings),
+            examined=lambda app: theirs or app.publisher,
         )
 
     # Begin and end.

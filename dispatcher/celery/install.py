@@ -18,8 +18,8 @@ from dispatcher.celery.configuration import (
     remember,
     settings_of,
 )
-from dispatcher.celery.survey import facts_of
-from dispatcher.errors import InvalidSettings, kind_of, quoted
+from dispatcher.celery.survey import app_facts
+from dispatcher.errors import InvalidSettings, QueueUnavailable, kind_of, quoted
 from dispatcher.settings import Settings
 
 
@@ -79,9 +79,9 @@ def _add(app: Celery, settings: Settings) -> None:
 
 def _check_broker(app: Celery, settings: Settings) -> None:
     try:
-        facts = facts_of(app, settings)
-    except Exception as error:
-        problem = f"cannot be read, or that of the app ({type(error).__name__})"
+        facts = app_facts(app, settings)
+    except QueueUnavailable as error:
+        problem = f"cannot be read, or that of the app ({type(error.__cause__).__name__})"
         raise InvalidSettings("broker_url", problem, "URLs that kombu knows") from error
     if not facts.has_our_broker:
         url = urlsplit(settings.broker_url)

@@ -60,32 +60,26 @@ def check_url(settings: Settings) -> None:
         raise InvalidSettings(field, "cannot be read", accepted) from None
 
 
-class BrokerSurvey:
-    """Reads the facts of the broker, and of the app ``examined``. Raises QueueUnavailable."""
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise translated(error, what) from error
 
-    def __init__(self, publishing: Celery, examined: Celery, settings: Settings) -> None:
-        self._publishing = publishing
-        self._examined = examined
-        self._settings = settings
 
-    def server(self) -> BrokerFacts:
-        with (
-            _translated("the broker cannot be reached"),
-            closing(self._publishing.connection_for_write()) as connection,
-        ):
-            channel: Any = connection.default_channel  # only the channel of Redis has a client
-            if connection.transport.driver_type != "redis":
-                others = _other_queues(connection, self._publishing.amqp.queues.values())
-                return BrokerFacts(other_queues=others)
-            client = channel.client
-            return BrokerFacts(
-                run_id=str(client.info("server").get("run_id", "")),
-                database=int(client.connection_pool.connection_kwargs.get("db") or 0),
-            )
-
-    def app(self) -> AppFacts:
-        with _translated("the options of the Celery app cannot be read"):
-            return facts_of(self._examined, self._settings)
+@_translated("the broker cannot be reached")
+def broker_facts(app: Celery) -> BrokerFacts:
+    """Ask the broker to which ``app`` publishes. Raises QueueUnavailable."""
+    with closing(app.connection_for_write()) as connection:
+        channel: Any = connection.default_channel  # only the channel of Redis has a client
+        if connection.transport.driver_type != "redis":
+            return BrokerFacts(other_queues=_other_queues(connection, app.amqp.queues.values()))
+        client = channel.client
+        return BrokerFacts(
+            run_id=str(client.info("server").get("run_id", "")),
+            database=int(client.connection_pool.connection_kwargs.get("db") or 0),
+        )
 
 
 class BrokerProbe:
@@ -124,8 +118,9 @@ class BrokerProbe:
             another.close()
 
 
-def facts_of(app: Celery, settings: Settings) -> AppFacts:
-    """Compare an app with the settings. Connects to nothing. Raises kombu's errors."""
+@_translated("the options of the Celery app cannot be read")
+def app_facts(app: Celery, settings: Settings) -> AppFacts:
+    """Compare an app with the settings. Connects to nothing. Raises QueueUnavailable."""
     conf: Any = app.conf
     route: dict[str, Any] = app.amqp.router.route({}, DELIVER)
     planned = {entry.get("task") for entry in conf.beat_schedule.values()}
@@ -162,14 +157,6 @@ def load_app(name: str) -> Celery:
     if not isinstance(app, Celery):
         raise InvalidValue("app", f"{quoted(name)} is no Celery app", accepted)
     return app
-
-
-@contextmanager
-def _translated(what: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        raise translated(error, what) from error
 
 
 def _other_queues(connection: Any, ours: Iterable[Any]) -> tuple[str, ...]:

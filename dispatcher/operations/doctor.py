@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from dispatcher.celery.survey import AppFacts, BrokerFacts, BrokerSurvey
+from celery import Celery
+
+from dispatcher.celery.survey import AppFacts, BrokerFacts, app_facts, broker_facts
 from dispatcher.errors import StoreUnavailable, Unavailable
 from dispatcher.operations.checks import AT_START, CHECKS
 from dispatcher.operations.findings import Examination, Finding, error, skipped
@@ -41,7 +43,8 @@ class Doctor:
     redis: RedisSurvey
     signs: Signs
     store: StoreSurvey
-    broker: BrokerSurvey
+    publisher: Celery
+    examined: Celery
     templates: Templates
     pauses: Pauses
     _answers: dict[str, Any] = field(default_factory=dict, init=False)
@@ -94,10 +97,10 @@ class Doctor:
         return self._once("housekeeping", tables.housekeeping)
 
     def broker_facts(self) -> BrokerFacts:
-        return self._once("broker", self.broker.server)
+        return self._once("broker", lambda: broker_facts(self.publisher))
 
     def app_facts(self) -> AppFacts:
-        return self._once("app", self.broker.app)
+        return self._once("app", lambda: app_facts(self.examined, self.settings))
 
     def probes(self) -> Probed:
         return self._once("probes", lambda: probe_all(self.settings))

@@ -27,7 +27,7 @@ from dispatcher.app import App
 from dispatcher.celery.configuration import create_app
 from dispatcher.celery.errors import translated as of_broker
 from dispatcher.celery.queue import Ticket
-from dispatcher.celery.survey import BrokerSurvey
+from dispatcher.celery.survey import broker_facts
 from dispatcher.errors import Unavailable
 from dispatcher.limiters.limiter import translated as in_limiters
 from dispatcher.message import new_id
@@ -252,7 +252,7 @@ def test_a_version_of_redis_py_that_kombu_refuses_is_said_with_the_remedy(
     monkeypatch.setattr("kombu.transport.redis.Channel._get_client", refused)
     app = create_app(settings, submitting=True)
     with pytest.raises(QueueUnavailable, match=r"requires redis-py 6\.1\.0") as caught:
-        BrokerSurvey(app, app, settings).server()
+        broker_facts(app)
     assert caught.value.remedy == "install 'kombu<5.7', or redis 6.1 or newer"
     app.close()
 
