@@ -79,10 +79,10 @@ def test_sweeps_side_by_side_catch_up_with_each_message_once(build: Build) -> No
         for n in range(20)
     ]
     answers = at_once([each.parts.sweep.catch_up for each in houses])
-    done = [each for each in answers if isinstance(each, int)]
+    done = [answer for answer in answers if isinstance(answer, int)]
     assert len(done) == 3
     # Each of two that meet may leave the rest of its batch to the other: the next turn takes it.
     done.append(catch_up(house))
     assert sum(done) >= 20
-    assert {house.again(each).status for each in messages} == {Status.EXPIRED}
+    assert {house.again(message).status for message in messages} == {Status.EXPIRED}
     assert house.reconciled().all_members() == house.reservations()

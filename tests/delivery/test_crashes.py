@@ -72,15 +72,15 @@ def due(
 ) -> list[Message]:
     """Submit for now, and take away the tasks: the test says who delivers."""
     messages = [
-        house.submit(each, channel=CHANNEL, body=BODY | body, on_unknown=on_unknown)
-        for each in people or PEOPLE
+        house.submit(person, channel=CHANNEL, body=BODY | body, on_unknown=on_unknown)
+        for person in people or PEOPLE
     ]
     published(house)
     return messages
 
 
 def delivers(dispatcher: Dispatcher, messages: list[Message]) -> None:
-    dispatcher._app.delivery.deliver([each.id for each in messages])
+    dispatcher._app.delivery.deliver([message.id for message in messages])
 
 
 def is_stopped_half_way(dispatcher: Dispatcher, messages: list[Message]) -> None:
@@ -115,7 +115,7 @@ def unknown(house: House) -> int:
 
 
 def ids(messages: Sequence[Message]) -> list[Any]:
-    return [each.id for each in messages]
+    return [message.id for message in messages]
 
 
 Story = Generator[tuple[Any, ...], None, dict[str, Any]]
@@ -128,9 +128,9 @@ Returns what :func:`judge` is told.
 def put_back(house: House) -> Story:
     messages = due(house, seconds=0.3)
     yield is_stopped_half_way, messages
-    back = [each for each in messages if house.again(each).status is Status.SCHEDULED]
+    back = [message for message in messages if house.again(message).status is Status.SCHEDULED]
     assert back
-    assert begun(house) == [each.scope for each in messages if each not in back]
+    assert begun(house) == [message.scope for message in messages if message not in back]
     return {"accepted": ids(messages), "extra_permits": len(back)}
 
 
@@ -160,7 +160,9 @@ def rescue_by_a_log(house: House) -> Story:
     yield sweeps, "rescue"
     house.parts.sweep.rescue()
     assert unknown(house) == 0
-    house.end_claims(*(each for each in messages if house.again(each).status is Status.SENDING))
+    house.end_claims(
+        *(message for message in messages if house.again(message).status is Status.SENDING)
+    )
     house.parts.sweep.rescue()
     assert unknown(house) <= 2, "the two whose send had begun"
     return {"accepted": ids(messages)}
@@ -233,7 +235,7 @@ def a_prune(house: House) -> Story:
     Path(house.settings.channels[CHANNEL].options["path"]).unlink()
     young = due(house)
     yield sweeps, "prune"
-    assert {each.id for each in house.dispatcher.select()} == {*ids(young)}
+    assert {message.id for message in house.dispatcher.select()} == {*ids(young)}
     assert house.attempt_rows() == []
     assert house.parts.sweep.prune() == 0
     house.redis.flushdb()  # the permits of what is gone
@@ -292,7 +294,7 @@ def test_only_what_a_worker_had_begun_and_not_recorded_is_of_unknown_outcome(
     house = make()
     messages = due(house)
     die(point, delivers, house.settings, messages, how=how)
-    recorded = sum(house.again(each).status is Status.SENT for each in messages)
+    recorded = sum(house.again(message).status is Status.SENT for message in messages)
     heal(house)
     judge(house, ids(messages))
     found = unknown(house)
@@ -372,11 +374,11 @@ def test_a_poison_message_fails_after_its_tries_and_its_neighbours_are_sent(make
                            if house.again(m).status is Status.SENDING))  # fmt: skip
         house.parts.sweep.rescue()
         house.parts.sweep.enqueue_due()
-        tasks = [[house.dispatcher.get(each) for each in task] for task in published(house)]
+        tasks = [[house.dispatcher.get(id_) for id_ in task] for task in published(house)]
     assert killed == 3, "as often as it may be tried"
     assert house.again(poison).status is Status.FAILED
-    assert [house.again(each).status for each in neighbours] == [Status.SENT] * len(neighbours)
-    assert {outcomes(house)[each.id].count(SENT) for each in neighbours} == {1}
+    assert {house.again(message).status for message in neighbours} == {Status.SENT}
+    assert {outcomes(house)[message.id].count(SENT) for message in neighbours} == {1}
 
 
 @on_postgresql
@@ -407,12 +409,12 @@ def test_no_claim_ends_as_unknown_before_the_logs_that_are_left_have_been_read(
     monkeypatch.setattr("dispatcher.delivery.sweep._LOGS_AT_ONCE", 1)
     house = make()
     messages = due(house, *PEOPLE[:2])
-    for each in messages:
-        die("deliver.before_send", delivers, house.settings, [each])
+    for message in messages:
+        die("deliver.before_send", delivers, house.settings, [message])
     house.end_claims(*messages)
     assert [house.parts.sweep.rescue() for _ in range(3)] == [1, 1, 0]
-    assert {house.again(each).status for each in messages} == {Status.SCHEDULED}
-    assert outcomes(house) == {each.id: [] for each in messages}
+    assert {house.again(message).status for message in messages} == {Status.SCHEDULED}
+    assert outcomes(house) == {message.id: [] for message in messages}
     assert "their worker had not begun to send them, and died or could not" in caplog.text
 
 
@@ -458,10 +460,10 @@ def test_rescued_messages_have_tasks_of_their_own_spread_over_a_second(make: Mak
     suspects = [Due(new_id(), CHANNEL, now, is_suspect=True, is_first=False) for _ in range(1_000)]
     calm = Due(new_id(), CHANNEL, now, is_suspect=False, is_first=True)
     tickets = house.parts.sweep._tickets([*suspects, calm])
-    alone = [each for each in tickets if each.alone]
-    assert {each.message_id for each in alone} == {each.message_id for each in suspects}
-    assert [each.due_at for each in tickets if not each.alone] == [now]
-    times = sorted(each.due_at for each in alone)
+    alone = [ticket for ticket in tickets if ticket.alone]
+    assert {ticket.message_id for ticket in alone} == {message.message_id for message in suspects}
+    assert [ticket.due_at for ticket in tickets if not ticket.alone] == [now]
+    times = sorted(ticket.due_at for ticket in alone)
     apart = [later - sooner for sooner, later in pairwise(times)]
-    assert all(timedelta(0) < each <= timedelta(milliseconds=20) for each in apart)
+    assert all(timedelta(0) < gap <= timedelta(milliseconds=20) for gap in apart)
     assert times[-1] - now < 2 * SECOND

@@ -102,6 +102,6 @@ def test_tasks_for_the_same_messages_in_many_threads_send_each_once(slow: House)
     messages = [slow.submit(f"name {n}") for n in range(20)]
     ids: list[UUID] = [message.id for message in messages]
     counts = at_once([lambda: slow.parts.delivery.deliver(ids)] * 8)
-    assert sum(each for each in counts if isinstance(each, int)) == 20
+    assert sum(count for count in counts if isinstance(count, int)) == 20
     assert sorted(slow.sent) == sorted(ids)
     assert len(slow.attempt_rows()) == 20

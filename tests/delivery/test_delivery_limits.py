@@ -100,8 +100,8 @@ def test_snoozed_messages_come_back_in_order(build: Build) -> None:
     before = house.database_time()
     for start in range(0, 10, 2):
         house.deliver(*messages[start : start + 2])
-    assert house.sent == [each.id for each in messages[:2]]
-    turns = [house.again(each).next_attempt_at - before for each in messages[2:]]
+    assert house.sent == [message.id for message in messages[:2]]
+    turns = [house.again(message).next_attempt_at - before for message in messages[2:]]
     assert turns == sorted(turns)
     minutes = [round(turn / MINUTE) for turn in turns]
     assert minutes == [1, 1, 2, 2, 3, 3, 4, 4]
@@ -116,7 +116,7 @@ def test_a_turn_that_has_come_is_judged_by_the_limit_alone(build: Build) -> None
     let_time_pass(house, log, line_of(log), by=MINUTE)
     house.make_due(*messages[2:])
     assert house.deliver(*messages[4:], *messages[2:4]) == 2
-    assert house.sent == [each.id for each in messages[:4]], "the others come too early"
+    assert house.sent == [message.id for message in messages[:4]], "the others come too early"
     assert house.redis.zcard(line_of(log)) == 2
 
 
@@ -135,7 +135,9 @@ def test_no_more_are_in_hand_than_a_channel_takes(build: Build) -> None:
     def are_sent() -> bool:
         """Deliver those that wait: as those before are sent, there is room."""
         house.deliver(*waiting)
-        waiting[:] = [each for each in waiting if house.again(each).status is Status.SCHEDULED]
+        waiting[:] = [
+            message for message in waiting if house.again(message).status is Status.SCHEDULED
+        ]
         house.make_due(*waiting)
         return not waiting
 
@@ -153,9 +155,9 @@ def test_a_provider_that_asks_everybody_to_wait_closes_its_channel(build: Build)
     assert house.deliver(*messages[:3]) == 0
     assert house.deliver(messages[3]) == 0, "other workers know it, too"
     assert given == [messages[0].id], "only the first one was tried"
-    waits = [house.again(each).next_attempt_at - before for each in messages]
+    waits = [house.again(message).next_attempt_at - before for message in messages]
     assert min(waits) > timedelta(minutes=4, seconds=55)
-    counts = [house.again(each).attempt_count for each in messages]
+    counts = [house.again(message).attempt_count for message in messages]
     assert counts == [1, 0, 0, 0], "to wait is no try"
     house.redis.delete(house.permit_keys("memory").closing("memory"))
     house.make_due(*messages)

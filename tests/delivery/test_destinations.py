@@ -52,8 +52,8 @@ class World:
     def group(self, *names: str) -> Group:
         """Let a group of messages to these hosts be sent; all are due."""
         group = a_group()
-        claims = [Claim(a_message(recipient=each), token=1) for each in names]
-        self.pool.add(group, [(0.0, each) for each in claims])
+        claims = [Claim(a_message(recipient=name), token=1) for name in names]
+        self.pool.add(group, [(0.0, claim) for claim in claims])
         return group
 
     def _send(self, _: Group, claim: Claim) -> bool:

@@ -76,7 +76,7 @@ def test_a_server_that_is_away_is_told_in_a_line_and_not_in_a_traceback(
     monkeypatch.setattr(tasks, "_told_at", {})
     with caplog.at_level(logging.INFO):
         assert tasks.duties["reconcile"].apply().state == "FAILURE"
-    (line,) = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    (line,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert "reconcile" in line.message
     assert "Redis is loading its data" in line.message
-    assert not any(each.exc_info for each in caplog.records)
+    assert not any(record.exc_info for record in caplog.records)

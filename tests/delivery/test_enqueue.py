@@ -76,17 +76,20 @@ def test_a_message_enqueued_at_submit_says_so(build: Build) -> None:
         for n in (20, 40)
     ]
     stored = [house.submit("one", send_in=20 * SECOND)]
-    stored += [each for each in house.dispatcher.submit_many(drafts) if isinstance(each, Message)]
+    stored += [
+        answer for answer in house.dispatcher.submit_many(drafts) if isinstance(answer, Message)
+    ]
     with Session(engine) as session:
         stored += [
             house.submit("joined", send_in=20 * SECOND, session=session),
             house.submit("joined far", send_in=40 * SECOND, session=session),
         ]
         session.commit()
-    assert [house.dispatcher.get(each.id) for each in stored] == stored
-    assert [each.enqueued_at is not None for each in stored] == [True, True, False, True, False]
-    assert all(each.enqueued_at in (None, each.created_at) for each in stored)
-    [late] = [each for each in stored if each.recipient == "joined far"]
+    assert [house.dispatcher.get(message.id) for message in stored] == stored
+    are_enqueued = [message.enqueued_at is not None for message in stored]
+    assert are_enqueued == [True, True, False, True, False]
+    assert all(message.enqueued_at in (None, message.created_at) for message in stored)
+    [late] = [message for message in stored if message.recipient == "joined far"]
     house.dispatcher.reschedule(late.id, send_in=20 * SECOND)
     assert house.dispatcher.get(late.id).enqueued_at is not None
 
@@ -119,7 +122,7 @@ def test_messages_within_the_horizon_are_enqueued_in_groups_of_one_channel(build
     assert [len(ids_in(task)) for task in groups] == [1, 1, 2, 3]
     sizes = {frozenset(ids_in(task)) for task in groups}
     assert {frozenset({str(other.id)}), frozenset({str(later.id)})} <= sizes
-    assert sorted(all_ids(house)) == sorted(str(each.id) for each in everything)
+    assert sorted(all_ids(house)) == sorted(str(message.id) for message in everything)
     assert {eta_of(task) for task in groups if str(later.id) not in ids_in(task)} == {at - EARLY}
 
 
@@ -169,8 +172,8 @@ def test_two_sweeps_side_by_side_enqueue_each_message_once(build: Build) -> None
     house.store_copy(first, rows=2_500)
     house.change([*house.dispatcher.select()], enqueue_at=first.send_at)
     house.broker.flushdb()
-    counts = at_once([each.parts.sweep.enqueue_due for each in sweeps])
-    assert sum(each for each in counts if isinstance(each, int)) == 2_501
+    counts = at_once([sweep.parts.sweep.enqueue_due for sweep in sweeps])
+    assert sum(count for count in counts if isinstance(count, int)) == 2_501
     published = all_ids(house)
     assert len(published) == len(set(published)) == 2_501
     assert max(len(ids_in(task)) for task in tasks(house)) == house.settings.group_size

@@ -58,7 +58,7 @@ def fill(queue: GroupQueue, deliveries: Deliveries, many: int) -> list[threading
         with suppress(StoreUnavailable, ValueError):
             queue.deliver([message_id], "slow")
 
-    threads = [threading.Thread(target=deliver, args=(each,)) for each in ids]
+    threads = [threading.Thread(target=deliver, args=(id_,)) for id_ in ids]
     for thread in threads:
         thread.start()
     wait_until(lambda: deliveries.slow <= set(deliveries.begun))
@@ -106,8 +106,8 @@ def test_an_error_of_one_group_is_told_and_takes_no_other_along(
     broken, others = new_id(), [new_id() for _ in range(3)]
     deliveries.errors[broken] = ValueError("with a body in it")
     threads = fill(queue, deliveries, 1)
-    for each in [others[0], broken, *others[1:]]:
-        queue.deliver([each], "slow")
+    for id_ in [others[0], broken, *others[1:]]:
+        queue.deliver([id_], "slow")
     end(threads, deliveries)
     assert deliveries.done[1:] == others
     assert "slow" in caplog.text
@@ -122,10 +122,10 @@ def test_repeated_groups_go_before_new_ones(deliveries: Deliveries) -> None:
     queue = queue_of(deliveries, at_once=1)
     threads = fill(queue, deliveries, 1)
     first, again = [new_id() for _ in range(2)], [new_id() for _ in range(2)]
-    for each in first:
-        queue.deliver([each], "slow")
-    for each in again:
-        queue.deliver([each], "slow", is_first=False)
+    for id_ in first:
+        queue.deliver([id_], "slow")
+    for id_ in again:
+        queue.deliver([id_], "slow", is_first=False)
     end(threads, deliveries)
     assert deliveries.done[1:] == [*again, *first]
 

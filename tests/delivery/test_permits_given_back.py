@@ -27,7 +27,7 @@ HERD = 60
 def claimed(house: House, *these: Message) -> list[Claim]:
     """Claim messages as a worker does that is about to ask for permits."""
     claims = Claims(house.parts.database, ttl=house.settings.claim_ttl)
-    found: list[Claim] = claims.claim([each.id for each in these], ahead=NOW)
+    found: list[Claim] = claims.claim([message.id for message in these], ahead=NOW)
     assert len(found) == len(these)
     return found
 
@@ -84,8 +84,8 @@ def test_a_try_recorded_while_redis_is_rebuilt_counts_from_its_end(slow: House, 
 def snoozed(house: House, these: Sequence[Message]) -> list[Message]:
     """Return those that wait for more than a minute."""
     late = house.database_time() + MINUTE
-    again = [house.again(each) for each in these]
-    return [each for each in again if each.next_attempt_at > late]
+    again = [house.again(message) for message in these]
+    return [message for message in again if message.next_attempt_at > late]
 
 
 def test_a_snoozed_message_comes_when_its_scopes_permit_is_given_back(build: Build) -> None:
@@ -132,7 +132,7 @@ def test_of_a_herd_as_many_come_as_permits_are_given_back(build: Build) -> None:
     herd = [house.submit(f"name {n}") for n in range(HERD)]
     claims = claimed(house, *herd[:10])
     answers = house.parts.permits.acquire([permit_of(each) for each in claims], within=MINUTE / 2)
-    assert all(each.allowed for each in answers)
+    assert all(answer.allowed for answer in answers)
     assert house.deliver(*herd[10:]) == 0
     house.open()
     assert len(snoozed(house, herd)) == HERD - 10
@@ -141,7 +141,7 @@ def test_of_a_herd_as_many_come_as_permits_are_given_back(build: Build) -> None:
     house.open()
     waiting = snoozed(house, herd[10:])
     assert len(waiting) == HERD - 14
-    come = [each for each in herd[10:] if each.id not in {one.id for one in waiting}]
+    come = [message for message in herd[10:] if message.id not in {one.id for one in waiting}]
     house.open()
     assert len(snoozed(house, herd[10:])) == HERD - 14, "each is brought forward once"
     assert house.deliver(*come) == 4

@@ -108,7 +108,7 @@ def test_a_retry_waits_and_the_wait_uses_up_no_attempt() -> None:
         assert timedelta(0) <= waiting.next_attempt_at - MORNING < timedelta(seconds=1)
         memory.travel.until_idle()
         assert [each.at >= MORNING for each in memory.outbox] == [True]
-        assert [each.outcome for each in memory.attempts(message.id)] == ["temporary", "sent"]
+        assert [attempt.outcome for attempt in memory.attempts(message.id)] == ["temporary", "sent"]
 
 
 def test_what_waited_for_a_limit_waits_and_leaves_as_the_limit_allows() -> None:
@@ -116,7 +116,7 @@ def test_what_waited_for_a_limit_waits_and_leaves_as_the_limit_allows() -> None:
         for name in ("ada", "ben", "cyd"):
             submit(memory, recipient=name, send_at=MORNING - 12 * HOUR + 30 * MINUTE)
         memory.travel.until_idle()
-        first, second, third = (each.at for each in memory.outbox)
+        first, second, third = (message.at for message in memory.outbox)
         assert first == MORNING - 12 * HOUR + 30 * MINUTE
         assert MORNING <= second < MORNING + MINUTE
         assert third >= second + HOUR
@@ -143,7 +143,7 @@ def test_hours_that_cannot_be_read_are_those_of_the_channel_and_hold_up_no_other
     house.change([broken], quiet_hours="late at night")
     assert house.deliver(broken, other) == 2
     assert {*house.sent} == {broken.id, other.id}
-    [line] = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    [line] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert line == (
         f"message {broken.id}: its quiet hours cannot be read; those of its channel apply"
     )

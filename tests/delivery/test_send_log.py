@@ -31,8 +31,8 @@ def left_in(folder: Path) -> list[LeftLog]:
 def _killed(folder: Path, begun: tuple[UUID, ...], mark: str) -> None:
     log = SendLogs(folder).open(IDS)
     (folder / mark).write_text(str(log.mark))
-    for each in begun:
-        assert log.begin(each)
+    for id_ in begun:
+        assert log.begin(id_)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -84,7 +84,7 @@ def test_the_folders_of_send_logs_are_private(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     made = [tmp_path / "data", *(tmp_path / "data").rglob("*")]
-    assert [each for each in made if each.stat().st_mode & 0o077] == []
+    assert [path for path in made if path.stat().st_mode & 0o077] == []
 
 
 def test_a_left_log_that_could_not_be_settled_is_read_again(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_left_log_that_could_not_be_settled_is_read_again(tmp_path: Path) -> N
 
     with pytest.raises(OSError, match="away"):
         SendLogs(tmp_path).consume(fail, limit=100)
-    assert [each.unbegun for each in left_in(tmp_path)] == [IDS]
+    assert [log.unbegun for log in left_in(tmp_path)] == [IDS]
 
 
 def test_a_copy_of_the_files_of_a_process_that_is_alive_proves_nothing(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_file_proves_nothing_that_was_not_written_down_whole_and_in_this_boot(
     mark = killed(tmp_path, IDS[0])
     path = tmp_path / mark.hex
     path.write_text(damage(path.read_text()))
-    assert [each.unbegun for each in left_in(tmp_path)] == ([unbegun] if unbegun else [])
+    assert [log.unbegun for log in left_in(tmp_path)] == ([unbegun] if unbegun else [])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -160,7 +160,7 @@ def test_without_a_folder_for_them_all_goes_on_with_one_warning_and_it_is_tried_
     log.keep()
     log.close()
     assert left_in(in_the_way) == [LeftLog(log.mark, IDS[1:], died=False)]
-    [line] = [each.getMessage() for each in caplog.records]
+    [line] = [record.getMessage() for record in caplog.records]
     assert "data_dir" in line
 
 

@@ -59,8 +59,8 @@ def make() -> Iterator[Make]:
         return made[-1]
 
     yield make
-    for each in made:
-        each.close()
+    for pool in made:
+        pool.close()
 
 
 def claims(*instants: float) -> list[tuple[float, Claim]]:
@@ -68,8 +68,8 @@ def claims(*instants: float) -> list[tuple[float, Claim]]:
 
 
 def threads(pool: SenderPool) -> int:
-    names = [each.name for each in threading.enumerate()]
-    return sum(each.startswith(f"{pool.name}-") for each in names)
+    names = [thread.name for thread in threading.enumerate()]
+    return sum(name.startswith(f"{pool.name}-") for name in names)
 
 
 def test_each_goes_at_its_instant_and_none_before(make: Make) -> None:

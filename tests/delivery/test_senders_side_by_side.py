@@ -42,7 +42,7 @@ def hanging(house: House, messages: Sequence[Message]) -> Iterator[None]:
 
 
 def put_back(house: House, messages: Sequence[Message]) -> int:
-    return sum(house.again(each).status is Status.SCHEDULED for each in messages)
+    return sum(house.again(message).status is Status.SCHEDULED for message in messages)
 
 
 def test_a_long_send_keeps_its_claim_and_its_permit(build: Build) -> None:
@@ -63,7 +63,7 @@ def test_a_long_send_keeps_its_claim_and_its_permit(build: Build) -> None:
     wide.memory.before = last
     assert wide.deliver(message) == 1, "though it took more than twice the length of a claim"
     assert len(seen) == 4
-    assert all(each >= 0 for each in seen)
+    assert all(gain >= 0 for gain in seen)
     assert wide.again(message).status is Status.SENT
     [attempt] = wide.dispatcher.attempts(message.id)
     assert attempt.outcome is Outcome.SENT
@@ -92,7 +92,7 @@ def test_a_claim_that_cannot_be_renewed_is_not_begun_any_more(build: Build) -> N
 
     house.memory.before = last
     assert house.deliver(*messages) == 1
-    found = sorted(house.again(each).status for each in messages)
+    found = sorted(house.again(message).status for message in messages)
     assert found == [Status.SCHEDULED, Status.SENT]
 
 
@@ -105,7 +105,7 @@ def test_nothing_waits_for_a_busy_sender_when_too_little_is_left_of_its_claim(
     with hanging(house, messages):
         house.moved.advance(house.settings.claim_ttl)
         wait_until(lambda: put_back(house, messages) == len(GROUP) - 2)
-    assert all(len(house.dispatcher.attempts(each.id)) <= 1 for each in messages)
+    assert all(len(house.dispatcher.attempts(message.id)) <= 1 for message in messages)
     assert len(house.sent) == 2
 
 

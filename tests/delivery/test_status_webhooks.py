@@ -60,19 +60,19 @@ def tell(house: House) -> int:
     """Let the sweep tell, enqueue what is due, and deliver it; return how many were made."""
     made = house.parts.sweep.notify()
     house.parts.sweep.enqueue_due()
-    house.deliver(*(each for each in status_messages(house) if not each.status.is_final))
+    house.deliver(*(message for message in status_messages(house) if not message.status.is_final))
     return made
 
 
 def told(receiver: Receiver) -> list[tuple[str, str]]:
     """Return what came, each with a right signature: the types and whose they are."""
     bodies = [
-        Webhook(receiver_secret(SECRET, f"http://127.0.0.1:{receiver.port}{each.path}")).verify(
-            each.content, each.headers
+        Webhook(receiver_secret(SECRET, f"http://127.0.0.1:{receiver.port}{request.path}")).verify(
+            request.content, request.headers
         )
-        for each in receiver.received
+        for request in receiver.received
     ]
-    return [(each["type"], each["data"]["id"]) for each in bodies]
+    return [(body["type"], body["data"]["id"]) for body in bodies]
 
 
 def test_a_receiver_is_told_once_that_it_was_sent(house: House, receiver: Receiver) -> None:
@@ -180,17 +180,19 @@ def test_a_receiver_that_is_down_is_told_when_it_is_back(house: House, receiver:
     receiver.answers(204)
     tell(house)
     assert told(receiver) == [("message.sent", str(message.id))] * 4
-    assert len({each.headers["webhook-id"] for each in receiver.received}) == 1
+    assert len({request.headers["webhook-id"] for request in receiver.received}) == 1
     assert house.again(status_message).status is Status.SENT
 
 
 def test_no_quota_and_no_limit_of_a_scope_holds_up_what_goes_to_one_url(
     house: House, receiver: Receiver
 ) -> None:
-    messages = [house.submit(each, status_url=receiver.url) for each in PEOPLE]
+    messages = [house.submit(person, status_url=receiver.url) for person in PEOPLE]
     house.deliver(*messages)
     assert tell(house) == len(PEOPLE)
-    assert sorted(told(receiver)) == sorted(("message.sent", str(each.id)) for each in messages)
+    assert sorted(told(receiver)) == sorted(
+        ("message.sent", str(message.id)) for message in messages
+    )
     assert set(house.all_members()) == set(PEOPLE)
     assert house.dispatcher.verify_windows().equal
     house.dispatcher.rebuild_windows()
@@ -212,13 +214,15 @@ def tells(dispatcher: Dispatcher) -> None:
 def test_notifications_of_a_killed_sweep_are_made_by_the_next(
     house: House, receiver: Receiver, how: How
 ) -> None:
-    messages = [house.submit(each, status_url=receiver.url) for each in PEOPLE]
+    messages = [house.submit(person, status_url=receiver.url) for person in PEOPLE]
     house.deliver(*messages)
     before = house.rows()
     die("tell.in_transaction", tells, house.settings, how=how)
     assert house.rows() == before
     assert tell(house) == len(PEOPLE)
-    assert sorted(told(receiver)) == sorted(("message.sent", str(each.id)) for each in messages)
+    assert sorted(told(receiver)) == sorted(
+        ("message.sent", str(message.id)) for message in messages
+    )
 
 
 def test_a_status_message_is_an_ordinary_one_without_a_reservation(

@@ -28,8 +28,8 @@ def left_sending(house: House, count: int) -> list[Message]:
 def test_two_sweeps_side_by_side_rescue_each_message_once(build: Build) -> None:
     sweeps = [build(clock=hour_ago()) for _ in range(2)]
     messages = left_sending(sweeps[0], 10)
-    counts = at_once([each.parts.sweep.rescue for each in sweeps])
-    assert sum(each for each in counts if isinstance(each, int)) == 10
+    counts = at_once([sweep.parts.sweep.rescue for sweep in sweeps])
+    assert sum(count for count in counts if isinstance(count, int)) == 10
     for message in messages:
         now = sweeps[0].again(message)
         assert (now.status, now.attempt_count) == (Status.SCHEDULED, 1)
@@ -116,8 +116,8 @@ def test_two_sweeps_side_by_side_reconcile_once(build: Build, flush: bool) -> No
     before = house.all_members()
     if flush:
         house.redis.flushall()
-    answers = at_once([each.parts.reconciler.reconcile for each in sweeps])
-    done = [each for each in answers if isinstance(each, ReconcileResult)]
+    answers = at_once([sweep.parts.reconciler.reconcile for sweep in sweeps])
+    done = [answer for answer in answers if isinstance(answer, ReconcileResult)]
     assert len(done) == 3
-    assert sum(each.rebuilt for each in done) == (2 * house.settings.shards if flush else 0)
+    assert sum(result.rebuilt for result in done) == (2 * house.settings.shards if flush else 0)
     assert house.all_members() == before == house.reservations()

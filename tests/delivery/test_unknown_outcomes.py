@@ -36,10 +36,12 @@ DECISIONS = ["release", "drop"]
 
 def left_open(house: House, *recipients: str, **asked: Any) -> list[Message]:
     """Leave messages that a worker took and never recorded, and let the sweep find them."""
-    messages = [house.submit(each, **{"on_unknown": "hold"} | asked) for each in recipients]
+    messages = [
+        house.submit(recipient, **{"on_unknown": "hold"} | asked) for recipient in recipients
+    ]
     house.lose(*messages)
     assert house.parts.sweep.rescue() == len(messages)
-    return [house.again(each) for each in messages]
+    return [house.again(message) for message in messages]
 
 
 def held(house: House, recipient: str = "ada", **asked: Any) -> Message:
@@ -127,10 +129,10 @@ def test_only_what_is_held_can_be_decided(slow: House, decide: str) -> None:
     slow.fail_sends(PermanentFailure("no such number"))
     slow.deliver(failed)
     before = slow.snapshot()
-    for each in (message, gone, failed):
+    for other in (message, gone, failed):
         with pytest.raises(TooLate) as refused:
-            getattr(slow.dispatcher, decide)(each.id)
-        assert refused.value.status == slow.again(each).status
+            getattr(slow.dispatcher, decide)(other.id)
+        assert refused.value.status == slow.again(other).status
     with pytest.raises(MessageNotFound):
         getattr(slow.dispatcher, decide)(new_id())
     assert slow.snapshot() == before
@@ -143,8 +145,8 @@ def test_of_a_release_and_a_drop_at_once_one_is_too_late(build: Build) -> None:
         both = [houses[0].dispatcher.release, houses[1].dispatcher.drop]
         answers = at_once([lambda act=act, id_=message.id: act(id_) for act in both])  # type: ignore[misc]  # default arguments
         status = houses[0].again(message).status
-        assert [each.status for each in answers if isinstance(each, Message)] == [status]
-        [late] = [each for each in answers if isinstance(each, TooLate)]
+        assert [answer.status for answer in answers if isinstance(answer, Message)] == [status]
+        [late] = [answer for answer in answers if isinstance(answer, TooLate)]
         assert late.status == status
 
 

@@ -205,7 +205,7 @@ def test_an_answer_names_servers_and_nothing_else(caplog: pytest.LogCaptureFixtu
             assert answer(address, "/readyz") == (503, "not ready: no answer from redis\n")
         redis.is_away = False
         assert answer(address, "/readyz")[0] == 200
-    said = [each.message for each in caplog.records if each.levelno >= logging.INFO]
+    said = [record.message for record in caplog.records if record.levelno >= logging.INFO]
     assert said == ["not ready: no answer from redis", "ready: every server answers"]
     assert "canary" not in caplog.text
 

@@ -43,11 +43,11 @@ def row(status: Status = Status.SENT) -> Message:
 def tell(hooks: Hooks, transition: Transition, *messages: Message) -> None:
     """Tell what a journal tells, which has no more than the ids of some."""
     journal = Journal(listeners=[hooks.on_event])
-    for each in messages:
+    for message in messages:
         if transition in (Transition.SCHEDULED, Transition.RESCHEDULED):
-            journal.tell(transition, each)
+            journal.tell(transition, message)
         else:
-            journal.tell_of(transition, each.id, each.channel)
+            journal.tell_of(transition, message.id, message.channel)
 
 
 def test_each_is_told_by_how_it_stands_and_by_nothing_else() -> None:

@@ -56,6 +56,6 @@ def test_every_way_in_is_told_once(house: House) -> None:
 def test_a_cancel_is_told_once(house: House) -> None:
     one, *others = (house.submit(f"r{n}") for n in range(4))
     at_once([lambda: house.dispatcher.cancel(one.id)] * 4)
-    house.dispatcher.cancel_many([each.id for each in (one, *others)])
+    house.dispatcher.cancel_many([message.id for message in (one, *others)])
     house.dispatcher.cancel(one.id, if_unchanged=house.again(one))
     assert told(house)[4:] == [("cancelled", "cancelled")] * 4

@@ -34,12 +34,12 @@ def roomy(build: Build) -> House:
 def told(caplog: pytest.LogCaptureFixture) -> Any:
     def of(message: Message, *names: str) -> list[Any]:
         """What was told of a message: the transitions, or with names those fields of them."""
-        lines = [vars(each) for each in caplog.records if each.name == "dispatcher.journal"]
+        lines = [vars(record) for record in caplog.records if record.name == "dispatcher.journal"]
         mine = [line for line in lines if line["message_id"] == str(message.id)]
         assert all(set(FIELDS) & set(line) for line in mine)
         wanted = names or ("transition",)
         found = [tuple(line.get(name) for name in wanted) for line in mine]
-        return found if names else [each[0] for each in found]
+        return found if names else [facts[0] for facts in found]
 
     return of
 
@@ -144,10 +144,10 @@ def test_events_of_moved_and_cancelled_messages_and_none_of_a_refused_one(
     alone, *many = (house.submit(f"ada {n}", send_at=at) for n in range(3))
     with pytest.raises(QuotaExceeded):
         house.submit("ada 1", send_at=at)
-    assert sum(each.name == "dispatcher.journal" for each in caplog.records) == 3
+    assert sum(record.name == "dispatcher.journal" for record in caplog.records) == 3
     moved = house.dispatcher.reschedule(alone.id, send_at=at + timedelta(minutes=1))
     house.dispatcher.cancel(alone.id)
-    house.dispatcher.cancel_many([each.id for each in many])
+    house.dispatcher.cancel_many([message.id for message in many])
     assert told(alone) == ["scheduled", "rescheduled", "cancelled"]
     assert told(alone, "send_at")[1] == (as_text(moved.send_at),)
-    assert [told(each) for each in many] == [["scheduled", "cancelled"]] * 2
+    assert [told(message) for message in many] == [["scheduled", "cancelled"]] * 2

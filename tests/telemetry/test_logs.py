@@ -96,7 +96,7 @@ def test_no_library_says_it_for_us_at_debug(
 ) -> None:
     play(build(clock=hour_ago(), log_key=PASSWORD * 2))
     assert leaks(everything) == []
-    named = [vars(each).get("recipient") for each in everything.records]
+    named = [vars(record).get("recipient") for record in everything.records]
     assert any(named), "a line names its recipient, but by a digest"
 
 
@@ -132,8 +132,8 @@ def test_neither_mail_nor_webhooks_say_it_at_debug(
             receiver.answers(status)
             house.deliver(message)
     assert len(mail.got) == 1
-    assert [each.headers.get("webhook-id") for each in receiver.received]
-    assert secret not in str([each.getMessage() for each in everything.records])
+    assert [request.headers.get("webhook-id") for request in receiver.received]
+    assert secret not in str([record.getMessage() for record in everything.records])
     assert leaks(everything) == []
     written = "".join(capfd.readouterr())
     assert not [each for each in SECRETS if each in written], "not past the log either"

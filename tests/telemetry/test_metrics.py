@@ -56,8 +56,8 @@ def counted() -> Counted:
 
     def values() -> dict[tuple[str, frozenset[Any]], float]:
         families = REGISTRY.collect()
-        every = (each for family in families for each in family.samples)
-        return {(each.name, frozenset(each.labels.items())): each.value for each in every}
+        every = (sample for family in families for sample in family.samples)
+        return {(sample.name, frozenset(sample.labels.items())): sample.value for sample in every}
 
     def since(name: str, **labels: str) -> float:
         key = (f"dispatcher_{name}", frozenset(labels.items()))
@@ -94,9 +94,9 @@ def test_submits_and_what_refused_them(build: Build, counted: Counted) -> None:
     assert counted("refused_total", reason="invalid", quota="") == 1
     # All or none: each is counted once.
     done = house.dispatcher.submit_many(
-        [replace(each, recipient="eve") for each in drafts], atomic=True
+        [replace(draft, recipient="eve") for draft in drafts], atomic=True
     )
-    errors = [each.error for each in done if isinstance(each, Rejection)]
+    errors = [answer.error for answer in done if isinstance(answer, Rejection)]
     assert sum(isinstance(each, BatchRefused) for each in errors) == 2
     assert counted("refused_total", reason="batch", quota="") == 2
     assert counted("refused_total", reason="quota", quota="2/minute") == 4
@@ -176,8 +176,8 @@ VITALS = Vitals(
 
 def samples(*collectors: Collector) -> Iterator[Any]:
     registry = CollectorRegistry()
-    for each in collectors:
-        registry.register(each)
+    for collector in collectors:
+        registry.register(collector)
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
         yield from family.samples
 
@@ -195,7 +195,7 @@ def everything() -> list[Any]:
 
 
 def test_no_label_names_a_recipient_a_scope_or_a_message() -> None:
-    assert {name for each in everything() for name in each.labels} <= KNOWN_LABELS
+    assert {name for metric in everything() for name in metric.labels} <= KNOWN_LABELS
 
 
 def expressions() -> list[str]:
@@ -206,8 +206,8 @@ def expressions() -> list[str]:
 
 def test_the_dashboard_asks_for_metrics_and_labels_that_there_are() -> None:
     there: dict[str, set[str]] = {}
-    for each in everything():
-        there.setdefault(each.name, set()).update(each.labels)
+    for metric in everything():
+        there.setdefault(metric.name, set()).update(metric.labels)
     asked = {name for text in expressions() for name in re.findall(r"\bdispatcher_\w+", text)}
     assert asked <= set(there)
     for text in expressions():
@@ -218,7 +218,7 @@ def test_the_dashboard_asks_for_metrics_and_labels_that_there_are() -> None:
         for name in names:
             assert labels <= there[name] | {"le"}, text
         for said in re.findall(r"transition=~?\"([^\"]*)\"", text):
-            assert set(said.split("|")) <= {each.value for each in Transition}, text
+            assert set(said.split("|")) <= {kind.value for kind in Transition}, text
     not_shown = {name for name in there if not name.endswith("_created")} - asked
     assert not_shown == set()
 
@@ -226,10 +226,10 @@ def test_the_dashboard_asks_for_metrics_and_labels_that_there_are() -> None:
 def test_the_page_tells_of_every_metric_transition_and_field() -> None:
     page = PAGE.read_text()
     suffixes = ("_bucket", "_sum", "_count", "_created")
-    names = {each.name for each in everything()}
+    names = {metric.name for metric in everything()}
     families = {re.sub(f"({'|'.join(suffixes)})$", "", name) for name in names}
-    words = families | {f"`{each.value}`" for each in Transition} | {f"`{each}`" for each in FIELDS}
-    assert {each for each in words if each not in page} == set()
+    words = families | {f"`{kind.value}`" for kind in Transition} | {f"`{each}`" for each in FIELDS}
+    assert {word for word in words if word not in page} == set()
     asked = set(re.findall(r"\bdispatcher_\w+", page))
     assert asked <= names | families
 

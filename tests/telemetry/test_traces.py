@@ -91,7 +91,7 @@ def traceparent(span: ReadableSpan) -> str:
 
 
 def linked(span: ReadableSpan) -> list[str]:
-    return [written(each.context) for each in span.links]
+    return [written(link.context) for link in span.links]
 
 
 def stored(house: House, message: Message) -> Any:
@@ -146,7 +146,7 @@ def test_a_send_is_linked_to_its_submit(traced: House, spans: Collected) -> None
         "dispatcher.attempt": 1,
         "dispatcher.outcome": "sent",
     }
-    assert {each.status.status_code for each in (submit, deliver)} == {StatusCode.UNSET}
+    assert {span.status.status_code for span in (submit, deliver)} == {StatusCode.UNSET}
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_submit_is_a_child_of_what_its_caller_does_and_a_send_is_not(
             message = traced.submit(session=caller)
     (deliver,) = spans.named("dispatcher.deliver")
     *others, joined = spans.named("dispatcher.submit")
-    assert [each.parent for each in (*others, joined)] == [request.get_span_context()] * 3
+    assert [span.parent for span in (*others, joined)] == [request.get_span_context()] * 3
     assert stored(traced, message) == message.trace == traceparent(joined)
     assert deliver.parent is None
 
@@ -205,7 +205,7 @@ def test_a_submit_by_http_is_a_child_of_its_callers_span(traced: House, spans: C
         assert written(submit.parent) == headers["traceparent"]
     with by_http(traced, host=FastAPI()) as client:  # a program that traces its calls itself
         assert client.post("v1/messages", json=new, headers=headers).status_code == 201
-    (request,) = (each for each in spans.all() if each.kind is SpanKind.SERVER)
+    (request,) = (span for span in spans.all() if span.kind is SpanKind.SERVER)
     submitted, own = spans.named("dispatcher.submit")[-1], request.get_span_context()
     assert submitted.context is not None
     assert own is not None
@@ -232,7 +232,7 @@ def test_pipelined_submits_have_parents_of_their_own(traced: House, spans: Colle
             line.sendall(b"".join(calls))
             wait_until(lambda: len(spans.named("dispatcher.submit")) == len(calls))
     traces = [
-        each.parent and f"{each.parent.trace_id:x}" for each in spans.named("dispatcher.submit")
+        span.parent and f"{span.parent.trace_id:x}" for span in spans.named("dispatcher.submit")
     ]
     assert traces == ["a" * 32, "b" * 32, None]
 
@@ -266,9 +266,9 @@ def test_many_submits_are_one_span(traced: House, spans: Collected, atomic: bool
     messages = traced.dispatcher.submit_many(drafts(3), atomic=atomic)
     (submit,) = spans.named("dispatcher.submit")
     assert len(messages) == 3
-    for each in messages:
-        assert isinstance(each, Message)
-        assert stored(traced, each) == each.trace == traceparent(submit)
+    for message in messages:
+        assert isinstance(message, Message)
+        assert stored(traced, message) == message.trace == traceparent(submit)
     assert attributes(submit)["messaging.batch.message_count"] == 3
     assert attributes(submit)["dispatcher.accepted"] == 3
 
@@ -284,12 +284,12 @@ def test_drafts_that_are_read_one_by_one_are_one_span_that_is_not_the_callers(
     (submit,) = spans.named("dispatcher.submit")
     assert current == {INVALID_SPAN}
     counts = ("messaging.batch.message_count", "dispatcher.accepted", "dispatcher.refused")
-    assert [attributes(submit)[each] for each in counts] == [3, 2, 1]
+    assert [attributes(submit)[count] for count in counts] == [3, 2, 1]
     assert submit.status.status_code is StatusCode.UNSET
 
 
 def test_a_span_of_many_ends_where_nobody_reads_on(traced: House, spans: Collected) -> None:
-    answers = iter(traced.dispatcher.submit_many(each for each in drafts(2)))
+    answers = iter(traced.dispatcher.submit_many(draft for draft in drafts(2)))
     next(answers)
     assert spans.named("dispatcher.submit") == []
     del answers
@@ -311,8 +311,8 @@ def test_a_refused_submit_tells_the_type_of_its_error(build: Build, spans: Colle
     with pytest.raises(StoreUnavailable):
         house.dispatcher.submit_many(drafts(2))
     _, *refused = spans.named("dispatcher.submit")
-    assert {each.status.status_code for each in refused} == {StatusCode.ERROR}
-    types = [attributes(each)["error.type"] for each in refused]
+    assert {span.status.status_code for span in refused} == {StatusCode.ERROR}
+    types = [attributes(span)["error.type"] for span in refused]
     assert types == ["QuotaExceeded", "StoreUnavailable"]
     assert CANARY not in spans.text()
 
@@ -340,7 +340,7 @@ def test_where_it_is_off_nothing_is_stored_and_nothing_is_told(
         house.deliver(message)
     assert isinstance(other, Message)
     assert [stored(house, message), stored(house, other)] == [None, None]
-    assert {each.name for each in spans.all()} == {"GET"}
+    assert {span.name for span in spans.all()} == {"GET"}
 
 
 def test_a_message_that_nobody_traced_is_delivered_without_a_link(
@@ -350,7 +350,7 @@ def test_a_message_that_nobody_traced_is_delivered_without_a_link(
     traced.change([message], trace=None)
     traced.change([other], trace="not what W3C has in mind")
     traced.deliver(message, other)
-    assert [linked(each) for each in spans.named("dispatcher.deliver")] == [[], []]
+    assert [linked(span) for span in spans.named("dispatcher.deliver")] == [[], []]
     assert len(traced.sent) == 2
 
 

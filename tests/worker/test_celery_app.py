@@ -28,13 +28,13 @@ NAMES = [*TASKS]
 
 def test_queues_of_rabbitmq_are_quorum_queues_unless_asked_for_otherwise() -> None:
     quorum = options(Settings.load(broker_url="amqp://broker//"))
-    assert {str(each.queue_arguments) for each in quorum["task_queues"]} == {
+    assert {str(queue.queue_arguments) for queue in quorum["task_queues"]} == {
         "{'x-queue-type': 'quorum'}"
     }
     assert quorum["worker_prefetch_multiplier"] == 64, "their bound does not grow"
     for others in ({"broker_url": "amqp://broker//", "queue_type": "classic"}, {}):
         found = options(Settings.load(**others))
-        assert {each.queue_arguments for each in found["task_queues"]} == {None}
+        assert {queue.queue_arguments for queue in found["task_queues"]} == {None}
         assert found["worker_prefetch_multiplier"] == 1
 
 
