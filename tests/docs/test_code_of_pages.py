@@ -15,7 +15,6 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from dispatcher import Dispatcher, QuotaExceeded, Settings, Status
-from dispatcher.limiters import Concurrency
 from dispatcher.times.clock import SystemClock
 from tests.docs.pages import blocks, page
 from tests.support.callers import callers_engine
@@ -71,11 +70,10 @@ def opened() -> Settings:
 
 
 def test_the_readme_does_what_it_says() -> None:
-    text = page("README.md").split("\n## Python\n")[1].split("\n## ")[0]
     opened()
-    names = run(text)
+    names = run(page("README.md"))
     with names["dispatcher"] as dispatcher:
-        assert names["told"].lines == 6
+        assert names["told"].lines == 3
         assert dispatcher.get(names["shifted"].id).status is Status.SCHEDULED
         assert dispatcher.count() == 2, "what was refused left nothing"
 
@@ -87,18 +85,6 @@ def test_the_first_page_of_the_site_does_what_it_says(place: Path) -> None:
     with names["dispatcher"] as dispatcher:
         assert names["told"].lines == 2
         assert dispatcher.count(status=Status.SCHEDULED) == 2
-
-
-def test_the_limiter_of_the_readme_does_what_it_says(redis_server: RedisServer) -> None:
-    text = page("README.md").split("\n## Limiters alone\n")[1].split("\n## ")[0]
-    assert _HERE in text
-    text = text.replace(_HERE, f"redis.Redis.from_url({redis_server.url!r})")
-    names = run(text.replace("10/second", "10/hour"))  # a slow machine takes its time
-    assert names["decision"].allowed
-    [holds] = [each for each in names["limits"] if isinstance(each, Concurrency)]
-    assert holds.on(redis_server.client()).peek("customer 17").remaining == 20
-    taken = [names["limiter"].acquire("customer 17") for _ in range(10)]
-    assert [each.allowed for each in taken] == [True] * 9 + [False]
 
 
 def test_the_apps_of_the_page_about_frameworks_submit(redis_server: RedisServer) -> None:

@@ -52,7 +52,7 @@ def test_a_link_leads_somewhere(name: str) -> None:
         assert not section or section in sections(path), f"{file}#{section}"
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/operating.md", "docs/submitting.md"])
+@pytest.mark.parametrize("name", ["docs/operating.md", "docs/submitting.md"])
 def test_the_settings_of_a_page_are_read(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
