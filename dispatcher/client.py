@@ -93,7 +93,7 @@ SendTime = datetime | str
 _MOST_FOUND = 10_000
 _PAGE = 500
 _MOST_AWAITED = 4
-"""With more, the loop waits longer for the interpreter's lock (decision 0051, point 6)."""
+"""With more, the loop waits longer for the interpreter's lock."""
 _MOST_BEGUN = 2 * _MOST_AWAITED
 """As many wait for a thread as run, so that none is idle until the loop comes round."""
 
@@ -304,7 +304,7 @@ class Dispatcher:
         message is stored in its transaction: it commits or rolls back with the caller's own rows,
         and the promise above applies from the commit on. Its reservation is released on rollback;
         it is enqueued after the commit. An AsyncSession or an AsyncConnection is for
-        :meth:`asubmit`. See docs/transactions.md.
+        :meth:`asubmit`. See docs/submitting.md.
 
         Args:
             channel: The name of a channel of the settings, or a :class:`~dispatcher.Channel`, which
@@ -336,7 +336,7 @@ class Dispatcher:
             expire_after: The length after its time from which on it is not sent any more. It is
                 this or ``expires_at``.
             status_url: Gets a POST, at least once, when the message is sent, failed, expired,
-                cancelled or held; at most 2,048 characters. See docs/status-webhooks.md.
+                cancelled or held; at most 2,048 characters. See docs/transports.md.
             campaign: A label by which messages are found together; at most 64 characters.
             quotas: ``"none"``: no quota counts or refuses it, where ``without_quotas`` of the
                 channel allows that.
@@ -919,7 +919,7 @@ class Dispatcher:
 
     Every call above has such a twin, with its parameters, results and errors. At most four
     awaited calls run at a time, and others wait; one with ``session`` waits for none of them.
-    ``session`` is an AsyncSession or an AsyncConnection of SQLAlchemy: see docs/transactions.md.
+    ``session`` is an AsyncSession or an AsyncConnection of SQLAlchemy: see docs/submitting.md.
 
     A call that is cancelled before it begins is not made. One under way continues; submit again
     with the same idempotency key to get its message. With a ``session`` a call that is cancelled

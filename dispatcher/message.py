@@ -42,7 +42,7 @@ _last_id = 0
 
 
 class Status(StrEnum):
-    """The status of a message. docs/state-machine.md draws the transitions."""
+    """The status of a message. docs/guarantees.md draws the transitions."""
 
     SCHEDULED = "scheduled"
     SENDING = "sending"
@@ -342,7 +342,7 @@ def scope_name(recipient: str) -> str:
 def without_collector() -> Iterator[None]:
     """Turn the collector of cycles off, and on again at the end if it was on.
 
-    In a program that has loaded much it would scan all of that for each batch (decision 0012). All
+    In a program that has loaded much it would scan all of that for each batch. All
     threads share it: a batch that ends turns it on for others, which costs time only.
     """
     was_on = gc.isenabled()

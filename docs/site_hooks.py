@@ -34,7 +34,7 @@ _LANGUAGES = {".py": "python", ".lua": "lua"}
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Put a page for each decision into the navigation."""
     paths = sorted((ROOT / "docs/decisions").glob("0*.md"))
-    decisions = _section(_section(config.nav or [], "Explanation"), "Decisions")
+    decisions = _section(_section(config.nav or [], "For maintainers"), "Decisions")
     decisions.extend(f"decisions/{path.name}" for path in paths)
     return config
 

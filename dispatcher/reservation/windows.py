@@ -59,7 +59,7 @@ class Windows:
     it was moved, score send_at in ms. For a quota of N per W a time t is refused exactly when N
     consecutive members that lie within less than W of each other would, with t, be N+1 within less
     than W; for a calendar quota when N lie in the calendar period of t (``lua/rule.lua``;
-    docs/reservation.md).
+    docs/submitting.md).
 
     Legs are booked one after the other, the one of the message's own scope first, the others in the
     order of their shards. Where one refuses, the earlier ones are released; until then others count

@@ -27,7 +27,7 @@ _SHOWN = (
 
 
 class Reason(StrEnum):
-    """Why a message has its status, as receivers read it. See docs/status-webhooks.md."""
+    """Why a message has its status, as receivers read it. See docs/transports.md."""
 
     REFUSED = "refused"
     ATTEMPTS_USED_UP = "attempts_used_up"

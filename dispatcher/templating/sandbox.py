@@ -45,7 +45,7 @@ _GLOBALS = frozenset({"dict", "namespace"})
 _FUNCTIONS = _GLOBALS | {"caller", "loop", "super"}
 _METHODS = frozenset({"changed", "cycle", "get", "items", "keys", "values"})
 _OPERATORS: Mapping[type[nodes.Node], str] = {nodes.Mul: "*", nodes.Mod: "%", nodes.Pow: "**"}
-_ACCEPTED = "a template of Jinja2 with what docs/templates.md lists"
+_ACCEPTED = "a template of Jinja2 with what docs/submitting.md lists"
 
 
 class CompiledText:

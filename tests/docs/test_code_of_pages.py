@@ -107,27 +107,12 @@ def test_submitting_does_what_it_says(place: Path) -> None:
     [settings] = blocks(text, "toml")
     (place / "dispatcher.toml").write_text(settings)
     assert opened().scopes.keys() == {"tenant"}
-    main, last = text.split("\n## In your own tests\n")
-    names = run(main)
+    names = run(text.split("\n## In your own transaction\n")[0])
     with names["dispatcher"] as dispatcher:
         assert names["told"].lines == 10
         assert [each.status for each in names["results"]] == [Status.SCHEDULED] * 2
         assert dispatcher.count(status=Status.CANCELLED) == 2
         assert dispatcher.submit_many(names["drafts"]) == names["results"], "safe to run again"
-    (place / "dispatcher.toml").unlink()
-    assert "message" in run(last), "where an assertion stands"
-
-
-def test_what_is_possible_is(place: Path) -> None:
-    text = page("docs/is-it-possible.md")
-    [settings] = blocks(text, "toml")
-    (place / "dispatcher.toml").write_text(settings)
-    opened()
-    names = run(text)
-    with names["dispatcher"] as dispatcher:
-        assert [message.status for message in names["results"]] == [Status.SCHEDULED] * 2
-        assert dispatcher.get(names["digest"].id).body == {"text": "Two new comments"}
-        assert dispatcher.count(status=Status.SCHEDULED) == 5
 
 
 def test_coming_from_others_does_what_it_says(place: Path, redis_server: RedisServer) -> None:
@@ -153,7 +138,8 @@ def test_an_order_and_its_reminder_commit_together(
     with callers_engine(house.database, table=False) as engine:
         monkeypatch.setattr("dispatcher.Dispatcher", lambda: house.dispatcher)
         monkeypatch.setattr("sqlalchemy.create_engine", lambda _: engine)
-        names = run(page("docs/transactions.md"))
+        text = page("docs/submitting.md").split("\n## In your own transaction\n")[1]
+        names = run(text.split("\n## Templates\n")[0])
         order, take_order = names["Order"], names["take_order"]
         [message] = [*house.dispatcher.select()]
         rounded = message.send_at - (names["tomorrow"] - timedelta(hours=1))

@@ -28,7 +28,7 @@ from tests.support.nodes import free_port
 from tests.support.processes import command_line, ran
 from tests.support.waiting import wait_until
 
-PAGE, SERVING = page("docs/http-api.md"), page("docs/http-api-serving.md")
+PAGE = page("docs/http-api.md")
 CURL = shutil.which("curl")
 NODE = shutil.which("node")
 GO = shutil.which("go")
@@ -168,7 +168,7 @@ def test_the_page_names_every_call_right_and_type(house: House) -> None:
         named = path.replace("{message_id}", "{id}")
         assert named in table or f"`/{named.rpartition('/')[2]}`" in table
     for right in Right:
-        assert f"`{right}`" in PAGE + SERVING
+        assert f"`{right}`" in PAGE
     types = set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", PAGE.split("## Errors")[1].split("##")[0]))
     known = {problem_kind_of(each) for each in vars(errors).values() if isinstance(each, type)}
     of_api = {"too-large", "unsupported-media-type", "no-events", "too-slow"}

@@ -1,4 +1,4 @@
-"""docs/status-webhooks.md: its settings load, and it shows what is told."""
+"""docs/transports.md, status webhooks: its settings load, and it shows what is told."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dispatcher.transports import load
 from dispatcher.transports.webhook import WebhookTransport
 from tests.docs.pages import blocks, page
 
-PAGE = page("docs/status-webhooks.md")
+PAGE = page("docs/transports.md").split("\n## Status webhooks\n")[1].split("\n## ")[0]
 
 
 def test_the_settings_of_the_page_load() -> None:

@@ -121,7 +121,7 @@ class Protocol:
         yield from self.reconcile(state)
         yield from self.lose_and_rebuild(state)
         yield from self.copies(state)
-        # One case is known to be left (docs/reliability.md): a rebuild, and a change of the row
+        # One case is known to be left (docs/guarantees.md): a rebuild, and a change of the row
         # that is judged in time and committed after the grace, and then the death of its process.
         if state.graces and not (state.has_lost and state.locked_by):
             movers = tuple(

@@ -116,7 +116,7 @@ def test_a_message_is_booked_whatever_its_scope_and_key(
         assert duplicate.message_id == first, "its key is the same to both"
 
 
-# The picture in docs/reservation.md is what the windows really do.
+# The picture in docs/submitting.md is what the windows really do.
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "reservation.md"

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from re import findall
-
 import pytest
 
 from tests.simulation import bugs as simulated
 from tests.soak import seeded
 from tests.soak.faults import BY_NAME
 from tests.soak.judge import INVARIANTS
-from tests.support.environment import ROOT
 from tests.support.planting import Seams, planted, real
 
 _ALL = {**simulated.BUGS, **{name: bug.seams for name, bug in seeded.BUGS.items()}}
@@ -33,13 +30,3 @@ def test_each_bug_has_something_that_is_to_catch_it() -> None:
         assert bug.invariant in invariants
         assert bug.faults
         assert {*bug.faults} <= BY_NAME.keys()
-
-
-def test_the_page_names_what_each_bug_replaces() -> None:
-    page = (ROOT / "docs" / "reliability.md").read_text()
-    _, _, table = page.partition("| bug | replaced |")
-    rows = [line.split(" | ") for line in table.partition("\n\n")[0].splitlines()[2:]]
-    told = {row[0].removeprefix("| "): set(findall(r"`(.+?)`", row[1])) for row in rows}
-    assert told == {
-        bug: {name.removeprefix("tests.") for name in seams} for bug, seams in _ALL.items()
-    }

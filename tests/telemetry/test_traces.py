@@ -243,7 +243,7 @@ def test_no_span_and_no_log_of_fastapi_names_a_recipient(
 ) -> None:
     """Its spans have paths and queries, its logs the texts of errors.
 
-    A program that mounts the API excludes its calls, as docs/http-api-serving.md says.
+    A program that mounts the API excludes its calls, as docs/http-api.md says.
     """
 
     def fail(*_: object, **__: object) -> None:
