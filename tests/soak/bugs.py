@@ -1,7 +1,7 @@
 """Would the tests notice? Known bugs are planted, one at a time.
 
-``python -m tests.soak.bugs`` runs for each the simulation, or the soak with the faults that lie
-near, and prints what caught it. Exit 1 when one was not caught.
+``python -m tests.soak.bugs`` runs for each the simulation, a test, or the soak with the faults that
+lie near, and prints what caught it. Exit 1 when one was not caught.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _NOTHING = "**nothing**"
 
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4,12}){4}")
 
-Caught = tuple[str, int]
-"""By what, and among how many faults."""
+Caught = tuple[str, int | None]
+"""By what, and among how many faults: None for a test, which causes one."""
 
 
 def _by_simulation(name: str) -> Caught:
@@ -40,14 +40,11 @@ def _by_simulation(name: str) -> Caught:
 def _by_soak(name: str, bug: Bug, seed: int, seconds: float) -> Caught:
     with workplace() as folder:
         result = folder / "result.json"
-        command = [
-            *(sys.executable, "-m", "tests.soak", "--bug", name, "--seed", str(seed)),
-            *("--minutes", str(seconds / 60), "--drain", "60", "--only", ",".join(bug.faults)),
-            *("--result", str(result), "--keep", str(folder / "history.jsonl")),
-        ]
-        ended = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=_LIMIT_SECONDS, check=False
-        )
+        ended = _run(
+            "tests.soak", "--bug", name, "--seed", str(seed), "--minutes", str(seconds / 60),
+            "--drain", "60", "--only", ",".join(bug.faults), "--result", str(result),
+            "--keep", str(folder / "history.jsonl"),
+        )  # fmt: skip
         if not result.exists():
             last = (ended.stderr.strip().splitlines() or [""])[-1]
             return f"{_NOTHING}: the soak ended with {ended.returncode}: {last}", 0
@@ -59,11 +56,31 @@ def _by_soak(name: str, bug: Bug, seed: int, seconds: float) -> Caught:
     return text, told["faults"]
 
 
+def _by_test(name: str, bug: Bug) -> Caught:
+    ended = _run("tests.soak.planted", name, "pytest", "-qx", "-p", "no:cacheprovider", bug.test)
+    is_caught = ended.returncode == 1 and "FAILED" in ended.stdout
+    return bug.test if is_caught else f"{_NOTHING}: {ended.stdout[-200:]}", None
+
+
+def _run(*module: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", *module],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_SECONDS,
+        check=False,
+    )
+
+
 def _hunts(seed: int, seconds: float) -> Iterator[tuple[str, str, Callable[[], Caught]]]:
     for name, seams in simulated.BUGS.items():
         yield name, _named(seams), partial(_by_simulation, name)
     for name, bug in BUGS.items():
-        yield name, _named(bug.seams), partial(_by_soak, name, bug, seed, seconds)
+        hunt = partial(_by_test, name, bug)
+        if not bug.test:
+            hunt = partial(_by_soak, name, bug, seed, seconds)
+        yield name, _named(bug.seams), hunt
 
 
 def _named(seams: Seams) -> str:
@@ -88,7 +105,7 @@ def main() -> int:
         caught_by, faults = hunt()
         missed += _NOTHING in caught_by
         took = time.monotonic() - began
-        print(f"| {name} | {seams} | {caught_by} | {faults} | {took:.0f} |", flush=True)
+        print(f"| {name} | {seams} | {caught_by} | {faults or '–'} | {took:.0f} |", flush=True)
     return 1 if missed else 0
 
 

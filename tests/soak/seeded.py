@@ -1,4 +1,4 @@
-"""Known bugs that the soak must catch: each replaces named attributes of the package.
+"""Known bugs that the soak, or a test, must catch: each replaces named attributes of the package.
 
 ``tests/simulation/bugs.py`` has those that the simulation catches.
 """
@@ -23,29 +23,37 @@ from dispatcher.redis.scripts import Script
 from dispatcher.store.changes import GuardedChange
 from dispatcher.store.claims import Failure
 from dispatcher.transports.smtp import SmtpReply
-from tests.support.planting import Seams
+from tests.support.planting import Seams, nothing
 
 Wrong = Callable[[Any], Any]
 
 
 class Bug(NamedTuple):
-    """A bug, and the invariant by which the soak must catch it with these faults."""
+    """A bug, and what must catch it: the soak by ``invariant``, with ``faults``; or ``test``.
+
+    The bug is planted in the process of the test only, not in processes that the test starts.
+    """
 
     seams: Seams
-    invariant: str
+    invariant: str = ""
     faults: Sequence[str] = ("line.cut",)
+    test: str = ""
 
 
-def _sending_too(real: Any) -> Any:
-    """Make a guard by status pass rows that are being sent as well."""
+def _also(*more: Status) -> Wrong:
+    """Make a guard by status pass rows of these statuses as well."""
 
-    def guard(tables: Any, *rest: Any, **named: Any) -> Any:
-        loose = copy(tables)
-        loose.has_status = lambda *statuses: tables.has_status(*statuses, Status.SENDING)
-        loose.is_scheduled = tables.has_status(Status.SCHEDULED, Status.SENDING)
-        return real(loose, *rest, **named)
+    def wrong(real: Any) -> Any:
+        return lambda tables, *rest, **named: real(_loose(tables, *more), *rest, **named)
 
-    return guard
+    return wrong
+
+
+def _loose(tables: Any, *more: Status) -> Any:
+    guard, loose = tables.has_status, copy(tables)
+    loose.has_status = lambda *some: guard(*some, *more)
+    loose.is_scheduled = guard(Status.SCHEDULED, *more)
+    return loose
 
 
 def _without(column: str) -> Wrong:
@@ -90,6 +98,15 @@ def _claimed_early(real: Any) -> Any:
 
 def _never_expired(real: Any) -> Any:
     return lambda self, claim, now: real(self, replace(claim, expires_in=None), now)
+
+
+def _any_status(real: Any) -> Any:
+    def changed(self: Any, *given: Any, **named: Any) -> Any:
+        loose = copy(self)
+        loose._tables = _loose(self._tables, *Status)
+        return real(loose, *given, **named)
+
+    return changed
 
 
 def _attempt_not_counted(real: Any) -> Any:
@@ -141,8 +158,34 @@ def _id_of_the_attempt(real: Any) -> Any:
     return compose
 
 
+def _taken_for_no_time(real: Any) -> Any:
+    return lambda *given, **named: real(*given, **named | {"within": timedelta(0)})
+
+
+def _any_token(_: Any) -> Any:
+    def ours(self: Any, given: Any) -> Any:
+        return self._tables.messages.c.id == given("id"), given("token") == given("token")
+
+    return ours
+
+
+def _last_claim_only(_: Any) -> Any:
+    def sent(self: Any) -> Any:
+        return GuardedChange(self.backend, lambda given: self._sent(*self._ours(given)))
+
+    return property(sent)
+
+
 _REPEATED = ("broker.repeat", "reply.task", "broker.no-queues")
 _LATE = ("worker.freeze", "line.refuse", "broker.no-queues")
+_FLUSHED = (
+    "tests/delivery/test_delivery_faults.py::"
+    "test_after_a_flush_permits_are_refused_until_the_sends_are_counted_again"
+)
+_CANCELS = (
+    "tests/submission/test_change_many.py::test_a_message_that_is_put_back_meanwhile_is_cancelled"
+)
+_UPDATES = "tests/submission/test_templates.py::test_an_update_by_a_template_that_cannot_be_used"
 _ONE_SIDED = """
 if word == 'ZCOUNT' or word == 'ZRANGEBYSCORE' then
   if string.sub(low, 1, 1) == '(' and string.sub(high, 1, 1) == '(' then
@@ -153,7 +196,7 @@ end"""
 
 BUGS = {
     "claim without a check of the status": Bug(
-        dict.fromkeys(["store.claims._wanted", "store.claims._take"], _sending_too),
+        dict.fromkeys(["store.claims._wanted", "store.claims._take"], _also(Status.SENDING)),
         "I4",
         _REPEATED,
     ),
@@ -177,11 +220,36 @@ BUGS = {
         "I3",
         ["redis.flush-all"],
     ),
+    "permits taken without an epoch": Bug(
+        {
+            "limiters.permits.script": commands(
+                "if word == 'EXISTS' and key == KEYS[1] then return 1 end", "limiters/take_permits"
+            )
+        },
+        test=_FLUSHED,
+    ),
+    "permits not restored by a rebuild": Bug(
+        {"limiters.permits.Permits.restore": nothing}, test=_FLUSHED
+    ),
+    "cancel without a check of the status": Bug(
+        {"store.messages.Messages.cancel": _any_status}, test=_CANCELS
+    ),
+    "update without a check of the status": Bug(
+        {"store.messages.Messages.update": _any_status}, test=_UPDATES
+    ),
     "limits of channels off": Bug(
         {"app.App.channel_limits": lambda _: property(lambda _: {})}, "I3", _LATE
     ),
     "limits of scopes off": Bug(
         {"app.App.scope_limits": lambda _: property(lambda _: [])}, "I3", _LATE
+    ),
+    "permits counted from when they were taken, and not settled": Bug(
+        {
+            "limiters.permits.Permits.acquire": _taken_for_no_time,
+            "limiters.permits.Permits.settle": nothing,
+        },
+        test="tests/delivery/test_delivery_limits.py::"
+        "test_no_more_are_in_hand_than_a_channel_takes",
     ),
     "quota judged on one side": Bug(
         {
@@ -212,5 +280,23 @@ BUGS = {
     ),
     "each attempt of an e-mail under an id of its own": Bug(
         {"transports.smtp.compose": _id_of_the_attempt}, "I8"
+    ),
+    "reserve not idempotent": Bug(
+        {
+            "reservation.shards.script": commands(
+                "if word == 'ZSCORE' then return false end", "reservation/reserve"
+            )
+        },
+        test="tests/reservation/test_faults.py::"
+        "test_a_lost_reply_of_a_booking_leaves_exactly_one_member",
+    ),
+    "token not checked in the record": Bug(
+        {"store.claims.ClaimChanges._ours": _any_token},
+        test="tests/store/test_claims.py::test_a_record_of_many_is_taken_for_each_by_its_own_token",
+    ),
+    "a late success forgotten once another has claimed": Bug(
+        {"store.claims.ClaimChanges.sent": _last_claim_only},
+        test="tests/store/test_claims.py::"
+        "test_a_success_ends_the_message_whatever_comes_of_the_next_try",
     ),
 }
