@@ -464,10 +464,7 @@ class App:
     # Begin and end.
 
     def build_for_sending(self) -> None:
-        """Build what only a worker needs: one that could not work does not start.
-
-        Raises InvalidSettings, and MissingExtra.
-        """
+        """Build what a worker needs. Raises InvalidSettings and MissingExtra, before it starts."""
         self.transports  # noqa: B018 - a cached property
         self.journal, self.spans  # noqa: B018 - the same
 

@@ -115,9 +115,8 @@ class BodyType:
     def read(self, body: object) -> tuple[Any, Any]:
         """Validate a body of Python values; return its JSON, and that to compare it by.
 
-        The latter lacks what a ``default_factory`` may make anew for the same body.
-        An instance of a model has been validated when it was made, and one of a dataclass has not.
-        Raises InvalidDraft.
+        The latter lacks what a ``default_factory`` may make anew for the same body. Only an
+        instance of a model has been validated when it was made. Raises InvalidDraft.
         """
         with self._refusing():
             if (

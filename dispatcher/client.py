@@ -450,9 +450,8 @@ class Dispatcher:
         """Return the result that :meth:`submit_many` would have now. Books and stores nothing.
 
         The parameters are those of :meth:`submit_many`. Earlier drafts count for later ones, as do
-        the reservations of a scope when the plan first reads it. One batch, the idempotency keys
-        and the refused drafts are in memory. Other submits may take the capacity before the drafts
-        are submitted. Raises ReservationsUnavailable.
+        the reservations of a scope when it is first read. Other submits may take the capacity
+        meanwhile. One batch, keys and refused drafts are in memory. Raises ReservationsUnavailable.
         """
         total = len(drafts) if isinstance(drafts, Sized) else None
         planned = _overridden(drafts, on_conflict)
@@ -766,9 +765,8 @@ class Dispatcher:
     def select(self, *, oldest_first: bool = False, **wanted: Unpack[Wanted]) -> Iterator[Message]:
         """Yield the messages that match all filters (:class:`~dispatcher.Wanted`).
 
-        Newest first, or oldest first; without those made after the call. They are read from the
-        database as the result is, some hundreds at a time. Raises InvalidDraft, and
-        StoreUnavailable at any time.
+        Newest first, or oldest first; without those made after the call. They are read as the
+        result is, some hundreds at a time. Raises InvalidDraft, and StoreUnavailable at any time.
         """
         selection = selection_of(wanted, self.settings)
         pages = self._app.listing.pages(

@@ -122,8 +122,7 @@ class InvalidSettings(InvalidValue):
 class MissingExtra(InvalidSettings):
     """A setting, a command or a call needs libraries that are not installed.
 
-    ``extra`` of the distribution brings them; ``accepted`` begins with the command that installs
-    it.
+    ``extra`` of the distribution brings them; ``accepted`` begins with the command to install it.
     """
 
     def __init__(self, extra: str, field: str, problem: str, accepted: str) -> None:
@@ -472,8 +471,7 @@ def alone(error: ErrorT) -> ErrorT:
 def plain(value: T) -> T:
     """Return a text of any subclass, such as a member of an Enum, as the ``str`` of its value.
 
-    Anything else is returned as it is. Drivers, f-strings and templates read such texts in
-    different ways.
+    Anything else stays as it is. Drivers, f-strings and templates read such texts differently.
     """
     return str.__str__(value) if isinstance(value, str) else value  # type: ignore[return-value]  # a T, too
 

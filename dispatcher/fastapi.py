@@ -60,8 +60,7 @@ def lifespan(
 def dispatcher() -> Callable[[Request], Dispatcher]:
     """Return the dependency that gives the dispatcher which :func:`lifespan` opened.
 
-    It is always the same: tests replace it in ``app.dependency_overrides``. A request without a
-    lifespan raises InvalidSettings.
+    Always the same, for ``app.dependency_overrides``. It raises InvalidSettings without a lifespan.
     """
     return _opened
 
@@ -97,8 +96,7 @@ def permit(
     ``RateLimit`` and ``RateLimit-Policy``, unless the endpoint returns a Response of its own: the
     middleware sets them there, too. Where Redis does not answer, LimitersUnavailable is raised;
     with ``on_error="unknown"`` the request goes on. Raises InvalidValue for a limiter on a client
-    that is not asynchronous, a function that must be awaited, and an ``n`` that no request can ask
-    for.
+    that is not asynchronous, a function that must be awaited, and an ``n`` that is never given.
     """
     check_limited(limiter, AsyncLimiter, key, n)
 

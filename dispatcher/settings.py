@@ -140,8 +140,7 @@ def _with_options(url: str, options: list[tuple[str, str]]) -> str:
 class Settings(BaseSettings):
     """The whole configuration: frozen and validated.
 
-    Lengths are seconds, or text such as ``"30 days"``. Raises InvalidSettings through
-    :meth:`load`.
+    Lengths are seconds, or text such as ``"30 days"``. :meth:`load` raises InvalidSettings.
     """
 
     model_config = SettingsConfigDict(

@@ -68,9 +68,8 @@ class EmailBackend(BaseEmailBackend):
     def send_messages(self, email_messages: Sequence[EmailMessage]) -> int:
         """Book these e-mails; return how many.
 
-        Raises InvalidDraft for what cannot be booked as it is, and the errors of
-        :meth:`Dispatcher.submit`; with ``fail_silently`` such an e-mail is left out, and the log
-        names the error.
+        Raises InvalidDraft for what cannot be booked as it is, and as :meth:`Dispatcher.submit`
+        does; with ``fail_silently`` such an e-mail is left out, and the log names the error.
         """
         booked = 0
         for email in email_messages:

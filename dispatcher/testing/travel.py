@@ -277,8 +277,7 @@ class MemoryDispatcher(Dispatcher):
         """Return the one message that is scheduled and matches; else raise AssertionError.
 
         ``wanted`` are values of fields of a message, as in ``recipient="ada"``, and ``at``: the
-        promised instant, an aware datetime or a text with an offset. Raises TypeError for another
-        name.
+        promised time, aware or a text with an offset. Raises TypeError for another name.
         """
         matches = _matching(wanted)
         scheduled = [
@@ -291,8 +290,7 @@ class MemoryDispatcher(Dispatcher):
     def assert_sent(self, **wanted: Any) -> Sent:
         """Return the one send that matches; else raise AssertionError.
 
-        ``wanted`` are values of fields of a message, and ``at``: the instant of the send. Raises
-        TypeError for another name.
+        As :meth:`assert_scheduled`, but ``at`` is the instant of the send.
         """
         matches = _matching(wanted)
         matching = [sent for sent in self.outbox if matches(sent.message, sent.at)]
