@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -72,21 +73,28 @@ def connect(addresses: Sequence[str], port: int, deadline: Deadline) -> socket.s
 class IdleConnections(Generic[C]):
     """Connections that wait for the next message, for ``seconds`` at most. For many threads.
 
-    ``end`` ends those that have waited for longer.
+    From when it is taken until it is given a connection is of one thread, and no other one ends it.
+    ``end`` ends those that have waited for longer, and the oldest of more than ``most``.
     """
 
-    def __init__(self, clock: Clock, end: Callable[[C], object], seconds: float) -> None:
+    def __init__(
+        self, clock: Clock, end: Callable[[C], object], seconds: float, most: int = sys.maxsize
+    ) -> None:
         self._clock = clock
         self._end = end
         self._seconds = seconds
+        self._most = most
         self._lock = threading.Lock()
         self._kept: list[tuple[float, C]] = []  # since when, the longest first
 
-    def take(self) -> C | None:
-        """Return the connection that was given last; None without a fresh one."""
+    def take(self, fits: Callable[[C], bool] = bool) -> C | None:
+        """Return the one that was given last, of those that fit; None without a fresh one."""
         self._end_older(self._clock.monotonic() - self._seconds)
         with self._lock:
-            return self._kept.pop()[1] if self._kept else None
+            for number in reversed(range(len(self._kept))):
+                if fits(self._kept[number][1]):
+                    return self._kept.pop(number)[1]
+        return None
 
     def give(self, connection: C) -> None:
         """Keep a connection."""
@@ -100,8 +108,10 @@ class IdleConnections(Generic[C]):
 
     def _end_older(self, latest: float) -> None:
         with self._lock:
-            old = [kept for kept in self._kept if kept[0] < latest]
-            self._kept = self._kept[len(old) :]
+            number = max(0, len(self._kept) - self._most)
+            while number < len(self._kept) and self._kept[number][0] < latest:
+                number += 1
+            old, self._kept = self._kept[:number], self._kept[number:]
         for _, connection in old:
             self._end(connection)
 

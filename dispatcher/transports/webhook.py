@@ -38,7 +38,14 @@ from dispatcher.errors import (
 from dispatcher.message import Body, Message, dump_json
 from dispatcher.times.clock import Clock, SystemClock
 from dispatcher.times.send_time import as_text
-from dispatcher.transports.connections import Deadline, connect, quiet, resolve, silence
+from dispatcher.transports.connections import (
+    Deadline,
+    IdleConnections,
+    connect,
+    quiet,
+    resolve,
+    silence,
+)
 from dispatcher.transports.webhook_urls import Addresses, LoopbackAddresses, Reader, Target
 
 PAYLOAD_VERSION = 1
@@ -123,12 +130,11 @@ class WebhookTransport:
         self._addresses = Addresses(allow)
         self._reader = Reader(self._addresses, http=http, ports=ports)
         self._target = None if url is None else self._fixed(url, http)
-        self._connections = httpcore.ConnectionPool(
-            ssl_context=tls_context(ca_file),
-            max_connections=None,
-            max_keepalive_connections=_KEEP,
-            keepalive_expiry=_KEEP_SECONDS,
-            network_backend=_Network(self._addresses, resolver),
+        self._tls = tls_context(ca_file)
+        self._network = _Network(self._addresses, resolver)
+        # httpcore's pool may end a connection to which another thread has just written.
+        self._idle: IdleConnections[httpcore.HTTPConnection] = IdleConnections(
+            self._clock, _end, _KEEP_SECONDS, _KEEP
         )
         silence(_TALKATIVE)
 
@@ -192,8 +198,7 @@ class WebhookTransport:
 
     def close(self) -> None:
         """End the connections that are kept."""
-        with quiet():
-            self._connections.close()
+        self._idle.close()
 
     def _fixed(self, url: object, http: bool) -> Target:
         """Return the target of the channel's URL, by the addresses that it may have."""
@@ -241,9 +246,11 @@ class WebhookTransport:
             content=content,
             extensions={"timeout": timeouts},
         )
+        connection = self._connection_to(request.url.origin)
         try:
             with quiet():
-                response = self._connections.handle_request(request)
+                response = connection.handle_request(request)
+            exchange.read_rest_of(response)
         except DeliveryError:
             raise
         except Exception as error:  # noqa: BLE001 - httpcore and h11 may raise anything
@@ -255,11 +262,24 @@ class WebhookTransport:
             if isinstance(error, TimeoutError):
                 raise PerhapsSent("no answer came in time") from None
             raise PerhapsSent("the connection broke before an answer") from None
-        exchange.read_rest_of(response)
+        finally:
+            (self._idle.give if connection.is_available() else _end)(connection)
         named = {name.decode("latin-1").lower(): value for name, value in response.headers}
         return HttpAnswer(
             response.status, {name: value.decode("latin-1") for name, value in named.items()}
         )
+
+    def _connection_to(self, origin: httpcore.Origin) -> httpcore.HTTPConnection:
+        while connection := self._idle.take(lambda kept: kept.can_handle_request(origin)):
+            if not connection.has_expired():
+                return connection
+            _end(connection)
+        return httpcore.HTTPConnection(origin, self._tls, network_backend=self._network)
+
+
+def _end(connection: httpcore.HTTPConnection) -> None:
+    with suppress(Exception), quiet():
+        connection.close()
 
 
 def _checked(headers: object, has_url: bool) -> dict[str, str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpcore
 import pytest
@@ -185,16 +187,44 @@ def test_an_idle_connection_that_the_server_has_ended_is_not_used_again(
     transport = to(receiver)
     for _ in range(20):
         transport.send(a_message())
-        for connection in transport._connections.connections:
+        for _, connection in transport._idle._kept:
             wait_until(connection.has_expired)
     assert len({each.connection for each in receiver.received}) == 20
 
 
-def test_an_idle_connection_is_kept_for_a_moment_only(
+def test_no_thread_ends_the_connection_of_another(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dispatcher.transports.webhook._KEEP_SECONDS", 0.3)
-    transport = to(receiver)
+    """Each step takes a while, so that one thread finds too many while another takes one."""
+    monkeypatch.setattr("dispatcher.transports.webhook._KEEP", 6)
+    for name in ("handle_request", "close"):
+        real = getattr(httpcore.HTTPConnection, name)
+
+        def slow(*given: Any, real: Callable[..., Any] = real) -> Any:
+            pause(0.002)
+            return real(*given)
+
+        monkeypatch.setattr(httpcore.HTTPConnection, name, slow)
+
+    def answer(handler: Handler) -> None:
+        pause(0.005)
+        handler.reply(204)
+
+    receiver.answer = answer
+    transport = open_to(receiver.port, resolver=lambda *_: ["127.0.0.1"])
+
+    def send_to(number: int) -> str | None:
+        url = f"http://h{number % 3}.example:{receiver.port}/"
+        return transport.send(a_message(recipient=url))
+
+    with ThreadPoolExecutor(8) as threads:
+        assert {*threads.map(send_to, range(160))} == {"204"}
+    assert len(transport._idle._kept) <= 6
+
+
+def test_an_idle_connection_is_kept_for_a_moment_only(receiver: Receiver) -> None:
+    clock = JumpingClock()
+    transport = to(receiver, clock=clock)
     for _ in range(2):
         transport.send(a_message())
     transport._seconds = 0.0
@@ -204,8 +234,7 @@ def test_an_idle_connection_is_kept_for_a_moment_only(
     assert first == second
     transport._seconds = 5.0
     transport.send(a_message())
-    [kept] = transport._connections.connections
-    wait_until(kept.has_expired)
+    clock.ahead += 4.1
     transport.send(a_message())
     assert receiver.received[-1].connection != receiver.received[-2].connection
 
