@@ -302,7 +302,7 @@ class Submitter:
         if not undecided:
             return
         batch.firsts = firsts = _by_key(undecided)
-        if known := sink.recall(firsts):
+        if known := _known(firsts, sink):
             _answer_known(undecided, known)
         for entry in undecided:
             first = firsts.get(entry.valid.idempotency_key or "", entry)
@@ -426,13 +426,43 @@ def recalled(valid: ValidDraft, known: Mapping[str, Known]) -> Message | None:
     return message
 
 
-def _refuse_suppressed(entries: Iterable[Entry], sink: Sink) -> None:
+def _known(keyed: Mapping[str, Entry], sink: Sink) -> Mapping[str, Known]:
+    try:
+        return sink.recall(keyed)
+    except StoreUnavailable as error:
+        singly = _singly([*keyed.values()], error)
+    known: dict[str, Known] = {}
+    for entry in singly:
+        known |= _known(_by_key([entry]), sink)
+    return known
+
+
+def _refuse_suppressed(entries: Sequence[Entry], sink: Sink) -> None:
     named = [(entry, (entry.valid.recipient, entry.valid.channel)) for entry in entries]
-    if named:
+    if not named:
+        return
+    try:
         suppressed = sink.suppressed([recipient for _, recipient in named])
-        for entry, recipient in named:
-            if recipient in suppressed:
-                entry.result = Suppressed(entry.valid.channel)
+    except StoreUnavailable as error:
+        for entry in _singly(entries, error):
+            _refuse_suppressed([entry], sink)
+        return
+    for entry, recipient in named:
+        if recipient in suppressed:
+            entry.result = Suppressed(entry.valid.channel)
+
+
+def _singly(entries: Sequence[Entry], error: StoreUnavailable) -> Sequence[Entry]:
+    """Return the entries to ask for one by one: the database refuses a text of one of them.
+
+    A single one has the error as its result. Raises another error.
+    """
+    if not error.refused:
+        raise error
+    if len(entries) > 1:
+        return entries
+    entries[0].result = error
+    return ()
 
 
 def compose(

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from dispatcher import (
+    Draft,
     Message,
     Outcome,
     PerhapsSent,
     PermanentFailure,
+    Rejection,
     Status,
     StoreUnavailable,
     TemporaryFailure,
@@ -122,7 +124,9 @@ def latin1(postgres: PostgresServer) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_an_encoding_that_lacks_characters(build: Build, latin1: str) -> None:
+def test_an_encoding_that_lacks_characters(
+    build: Build, latin1: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     house = build(
         clock=hour_ago(), url=latin1, quotas="9/day", scopes={"tenant": {"quotas": "9/day"}}
     )
@@ -136,3 +140,22 @@ def test_an_encoding_that_lacks_characters(build: Build, latin1: str) -> None:
     assert house.snapshot() == before
     with pytest.raises(StoreUnavailable, match="encoding lacks"):
         house.dispatcher.pause("campaign", "你好")
+    refuse_alone(house, monkeypatch)
+
+
+def refuse_alone(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft with a text that is refused, be it asked for before it is stored, stops no other."""
+    monkeypatch.setattr("dispatcher.submission.pipeline.BATCH", 3)
+    bad = [{name: "你"} for name in ("recipient", "idempotency_key", "campaign", "scope")]
+    usual: dict[str, Any] = {"channel": "memory", "body": {}, "send_in": DAY}
+    drafts = [
+        Draft(**usual | {"recipient": f"r{number}"} | more)
+        for number, more in enumerate(each for wrong in bad for each in ({}, wrong, {}))
+    ]
+    results = house.dispatcher.submit_many(drafts)
+    refused = [result for result in results if isinstance(result, Rejection)]
+    assert [result.number for result in refused] == [1, 4, 7, 10]
+    assert all("encoding lacks" in str(result.error) for result in refused)
+    before = house.snapshot()
+    assert {*map(type, house.dispatcher.submit_many(drafts[:6], atomic=True))} == {Rejection}
+    assert house.snapshot() == before
