@@ -119,7 +119,7 @@ def test_a_message_is_booked_whatever_its_scope_and_key(
 # The picture in docs/submitting.md is what the windows really do.
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "reservation.md"
+PAGE = Path(__file__).parents[2] / "docs" / "submitting.md"
 NINE = datetime(2100, 1, 1, 9, tzinfo=UTC)
 COLUMN = timedelta(minutes=5)
 TERMS = Terms.own("ann")

@@ -185,7 +185,7 @@ def test_a_text_ends_at_its_bound(name: str) -> None:
 
 
 def test_the_page_names_the_filters_that_are_there() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "templates.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "submitting.md").read_text("utf-8")
     [named] = re.findall(r"\*\*Few filters\*\*.*?: (.*?)\. The methods", page)
     assert re.findall(r"`(\w+)`", named) == sorted(sandbox.FILTER_NAMES)
 
@@ -249,7 +249,7 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_page_shows_what_works() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "templates.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "submitting.md").read_text("utf-8")
     settings = re.search(r"```toml\n(.*?)```", page, re.DOTALL)
     result = re.search(r"```json\n(.*?)```", page, re.DOTALL)
     assert settings is not None
