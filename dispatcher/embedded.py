@@ -288,7 +288,9 @@ def _supervised(processes: Sequence[Process], tell: Callable[[str], None]) -> It
         while not leaving.wait(_RESTART_SECONDS):
             for process in processes:
                 if not process.alive and not leaving.is_set():
-                    tell(f"a process ended and is restarted: {process.log_end()}")
+                    text = f"a process ended and is restarted: {process.log_end()}"
+                    with suppress(Exception):  # the terminal may be gone
+                        tell(text)
                     with suppress(EmbeddedUnavailable, OSError):
                         process.start()
 

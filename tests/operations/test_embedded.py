@@ -118,7 +118,11 @@ def test_an_ended_process_is_started_again_also_without_its_log(
     if not has_log:
         log.unlink()
 
-    with _supervised([process], told.append):
+    def tell(text: str) -> None:
+        told.append(text)
+        raise BrokenPipeError  # as where the terminal is gone
+
+    with _supervised([process], tell):
         wait_until(lambda: process._child is not first)
     process.stop()
     assert ("ends with: done" if has_log else "cannot be read") in told[0]
