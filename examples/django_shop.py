@@ -4,10 +4,13 @@ The order and its reminder are stored in one transaction: both or neither. ``mig
 tables of both, the admin shows the messages, and ``send_mail`` books::
 
     pip install '<path of the clone>[django]'
+    export DISPATCHER_REDIS_URL=redis://127.0.0.1/0    # of a server that runs; in each shell
     python -m examples.django_shop migrate --run-syncdb
     python -m examples.django_shop createsuperuser
     python -m examples.django_shop runserver
     celery -A examples.django_shop worker    # and another one with: beat
+    curl localhost:8000/orders --json '{
+      "email": "ada@example.org", "pickup_at": "2027-03-01T18:00+01:00"}'
 """
 
 from __future__ import annotations

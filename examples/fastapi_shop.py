@@ -2,8 +2,12 @@
 
 ::
 
-    pip install '<path of the clone>[fastapi]' uvicorn
+    pip install '<path of the clone>[embedded,fastapi]' uvicorn
+    echo 'channels.email.transport = "console"' > dispatcher.toml
+    dispatcher up                          # in a shell of its own: it sends the reminders
     uvicorn examples.fastapi_shop:app --port 8001
+    curl localhost:8001/reminders --header 'Idempotency-Key: visit-17' --json '{
+      "email": "ada@example.org", "text": "At nine", "send_at": "2027-03-01T08:00+01:00"}'
 
 Its event loop does not block: threads call Redis and the database. Each request has an idempotency
 key, so a request that was cancelled can be sent again.

@@ -2,10 +2,12 @@
 
 ::
 
-    pip install '<path of the clone>[flask]'
+    pip install '<path of the clone>[embedded,flask]'
+    echo 'channels.email.transport = "console"' > dispatcher.toml
+    dispatcher up                          # in a shell of its own: it sends the reminders
     flask --app examples.flask_shop run
-
-``dispatcher up`` sends the reminders.
+    curl localhost:5000/reminders --header 'Idempotency-Key: visit-17' --json '{
+      "email": "ada@example.org", "text": "At nine", "send_at": "2027-03-01T08:00+01:00"}'
 """
 
 from __future__ import annotations
