@@ -289,7 +289,7 @@ def _supervised(processes: Sequence[Process], tell: Callable[[str], None]) -> It
             for process in processes:
                 if not process.alive and not leaving.is_set():
                     text = f"a process ended and is restarted: {process.log_end()}"
-                    with suppress(Exception):  # the terminal may be gone
+                    with suppress(Exception, SystemExit):  # rich exits where nobody reads
                         tell(text)
                     with suppress(EmbeddedUnavailable, OSError):
                         process.start()

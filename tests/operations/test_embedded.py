@@ -120,7 +120,7 @@ def test_an_ended_process_is_started_again_also_without_its_log(
 
     def tell(text: str) -> None:
         told.append(text)
-        raise BrokenPipeError  # as where the terminal is gone
+        raise SystemExit  # as rich does where the terminal is gone
 
     with _supervised([process], tell):
         wait_until(lambda: process._child is not first)
