@@ -27,7 +27,7 @@ _CHANNELS = ("sms", "sms", "mail", "mail", "push", "page")
 _SUBMITS = (10, 1.4, 1)
 """How often callers submit one, many, or in a transaction of their own."""
 _USUAL, _RESTLESS = (5, 4, 1), (4, 8, 1)
-"""How often callers cancel, move and opt out; ``restless`` ones move the same messages about."""
+"""How often callers cancel, move and opt out; restless ones move the same messages about."""
 _OF_ALL_CHANNELS = 0.2
 _COMMITS = 0.8
 _OPEN = (Status.SENDING, Status.HELD)
