@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
 import sys
@@ -250,13 +249,16 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
 
 def test_the_page_shows_what_works() -> None:
     page = (Path(__file__).parents[2] / "docs" / "submitting.md").read_text("utf-8")
-    settings = re.search(r"```toml\n(.*?)```", page, re.DOTALL)
-    result = re.search(r"```json\n(.*?)```", page, re.DOTALL)
+    shown = page.partition("\n## Templates\n")[2]
+    settings = re.search(r"```toml .*?\n(.*?)```", shown, re.DOTALL)
     assert settings is not None
-    assert result is not None
     known = Settings.load(**tomllib.loads(settings[1])).channels
-    found = Templates(known, max_bytes=10_000, max_depth=32)
-    assert filled(found, "reminder", name="Ada & Ben", at="9:00") == json.loads(result[1])
+    body = filled(
+        Templates(known, max_bytes=10_000, max_depth=32), "reminder", name="Ada & Ben", at="9:00"
+    )
+    assert f'`"{body["subject"]}"`' in shown
+    assert "<b>Ada &amp; Ben</b>" in body["html"]
+    assert "`<b>Ada &amp; Ben</b>`" in shown
 
 
 def test_neither_draft_nor_settings_show_what_they_hold() -> None:
