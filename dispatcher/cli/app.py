@@ -87,7 +87,27 @@ def _name_of(function: str) -> str:
     return function.rstrip("_").replace("_", "-")
 
 
-class AllCommands(TyperGroup):
+class PlainFlags(TyperGroup):
+    """A group of commands whose help shows no type for a flag, which takes no value."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _plain(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _plain(command.get_params(ctx))
+        return command
+
+
+def _plain(parameters: list[Any]) -> list[Any]:
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return parameters
+
+
+class AllCommands(PlainFlags):
     """All commands. Their modules are imported when one of them runs or shows its own help."""
 
     def list_commands(self, _: Any) -> list[str]:
@@ -185,7 +205,7 @@ commands = typer.Typer(rich_markup_mode="rich")
 
 def command_group(function: Callable[[], None]) -> typer.Typer:
     """Make a group of commands of a function that has its name and its help."""
-    group = typer.Typer(no_args_is_help=True, help=function.__doc__)
+    group = typer.Typer(cls=PlainFlags, no_args_is_help=True, help=function.__doc__)
     commands.add_typer(group, name=function.__name__)
     return group
 

@@ -47,6 +47,7 @@ def test_help_lists_every_command_and_the_exit_codes() -> None:
         helped = CliRunner().invoke(app, [command, "--help"])
         assert helped.exit_code == 0
         assert f"$ dispatcher {command}" in helped.output or command in ("windows", "keys")
+        assert "<bool>" not in helped.output, "a flag takes no value"
 
 
 def test_submit_as_json_has_every_field_and_for_people_says_id_status_and_time(
