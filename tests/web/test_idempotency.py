@@ -1,4 +1,4 @@
-"""A submit that is repeated with its ``Idempotency-Key`` has one effect, whatever died between.
+"""A submit that is repeated with its ``Idempotency-Key`` has one effect.
 
 Changes need no key: repeated, they end in the same state.
 """
@@ -6,15 +6,12 @@ Changes need no key: repeated, they end in the same state.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
-from dispatcher.faults import arm
 from dispatcher.web import Caller, Right, api
 from dispatcher.web.access import revoke_key
 from tests.support.house import FAR, House
@@ -22,8 +19,6 @@ from tests.web.conftest import caller
 from tests.web.test_messages import NDJSON, new
 
 LATER = (FAR + timedelta(hours=2)).isoformat()
-AFTER_COMMIT = ("submit.after_commit", "submit.after_enqueue")
-OF_SUBMIT = ("submit.before_reserve", "submit.after_reserve", *AFTER_COMMIT)
 
 
 def key(text: str = "k-1") -> dict[str, str]:
@@ -121,57 +116,3 @@ def test_an_answer_is_for_a_caller_with_the_same_rights(build: Callable[..., Hou
     again = caller(house, rights=[Right.MESSAGES_WRITE]).post("/v1/messages", **call)
     assert again.json()["id"] == made.json()["id"]
     assert "recipient" not in again.json()
-
-
-def test_twins_have_one_effect(house: House, shop: TestClient) -> None:
-    with ThreadPoolExecutor(8) as threads:
-        answers = list(
-            threads.map(lambda _: shop.post("/v1/messages", json=new(), headers=key()), range(8))
-        )
-        done = [answer for answer in answers if answer.status_code == 201]
-        assert {answer.status_code for answer in answers} <= {201, 409}
-        assert len({answer.json()["id"] for answer in done}) == 1
-        assert [replayed(answer) for answer in done].count(False) == 1
-        [row] = house.rows()
-        path = f"/v1/messages/{row[0]}/reschedule"
-        moved = list(threads.map(lambda _: shop.post(path, json={"send_at": LATER}), range(8)))
-    assert {answer.status_code for answer in moved} <= {200, 409}
-    assert len({answer.json()["send_at"] for answer in moved if answer.status_code == 200}) == 1
-    assert len(house.members()) == 1
-
-
-CASES = [
-    *(("submit", point) for point in OF_SUBMIT),
-    ("cancel", "cancel.after_rows"),
-    # Not after_booking: until reconcile releases the new time, it is refused.
-    ("reschedule", "reschedule.after_row"),
-    ("reschedule", "reschedule.after_release"),
-]
-"""A call, and where it dies."""
-
-
-@pytest.mark.parametrize(("name", "point"), CASES)
-def test_a_call_that_dies_has_one_effect_and_one_answer(
-    house: House, shop: TestClient, name: str, point: str
-) -> None:
-    """What a killed process leaves is told by ``test_crashes_submitting.py``."""
-    dying = TestClient(shop.app, raise_server_exceptions=False, headers=dict(shop.headers))
-    if name == "submit":
-        call = partial(TestClient.post, url="/v1/messages", json=new(), headers=key())
-    else:
-        path = shop.post("/v1/messages", json=new()).headers["Location"]
-        method, end, change = CHANGES[name]
-        call = partial(TestClient.request, method=method, url=path + end, json=change)
-    arm(f"{point}=raise")
-    try:
-        assert call(dying).status_code == 500
-    finally:
-        arm(None)
-    again, repeated = call(shop), call(shop)
-    assert again.status_code == repeated.status_code == (201 if name == "submit" else 200)
-    assert again.content == repeated.content
-    assert replayed(repeated) == (name == "submit")
-    [row] = house.rows()
-    assert str(row[0]) == again.json()["id"]
-    if name == "submit":  # a change may leave it to reconcile to end what it reserved
-        assert len(house.members()) == 1
