@@ -67,19 +67,13 @@ def test_the_story_of_a_moved_message_keeps_the_time_of_its_submit(house: House,
 
 
 def test_each_try_is_told_with_what_came_of_it_and_what_comes_next(house: House, run: Run) -> None:
-    def busy(_: Message) -> None:
-        raise TemporaryFailure("the provider is busy", retry_after=timedelta(0))
-
-    def refuse(_: Message) -> None:
-        raise PermanentFailure("no such [red]number")
-
+    busy = TemporaryFailure("the provider is busy", retry_after=timedelta(0))
+    house.fail_sends(busy, PermanentFailure("no such [red]number"))
     message = house.submit()
     assert "next: it is enqueued; it is due at" in told(run, message)
-    house.memory.before = busy
     house.deliver(message)
     house.redis.delete(*house.redis.keys("*:permits:*:log*"))
     house.change([message], next_attempt_at=house.database_time())
-    house.memory.before = refuse
     house.deliver(message)
     out = told(run, message)
     lines = [line.split(maxsplit=3)[3] for line in out.splitlines() if " UTC " in line]
@@ -119,10 +113,7 @@ def test_when_celery_was_given_it_is_told_among_what_happened(house: House, run:
 
 
 def test_a_try_after_which_it_was_enqueued_again_comes_before(house: House, run: Run) -> None:
-    def busy(_: Message) -> None:
-        raise TemporaryFailure("busy", retry_after=HOUR)
-
-    house.memory.before = busy
+    house.fail_sends(TemporaryFailure("busy", retry_after=HOUR))
     message = house.submit()
     house.deliver(message)
     house.change([message], enqueue_at=house.database_time())

@@ -44,13 +44,6 @@ def told(caplog: pytest.LogCaptureFixture) -> Any:
     return of
 
 
-def fail(house: House, error: Exception) -> None:
-    def before(_: Message) -> None:
-        raise error
-
-    house.memory.before = before
-
-
 def test_events_of_a_sent_message(roomy: House, told: Any) -> None:
     message = roomy.submit()
     roomy.deliver(message)
@@ -63,9 +56,9 @@ def test_events_of_a_sent_message(roomy: House, told: Any) -> None:
 
 def test_events_of_a_message_that_fails_and_is_retried(roomy: House, told: Any) -> None:
     message = roomy.submit()
-    fail(roomy, TemporaryFailure("busy", retry_after=timedelta(minutes=5)))
+    roomy.fail_sends(TemporaryFailure("busy", retry_after=timedelta(minutes=5)))
     roomy.deliver(message)
-    fail(roomy, PermanentFailure("gone"))
+    roomy.fail_sends(PermanentFailure("gone"))
     roomy.change([message], next_attempt_at=message.send_at)
     roomy.deliver(message)
     roomy.dispatcher.retry(message.id)
@@ -77,14 +70,14 @@ def test_events_of_a_message_that_fails_and_is_retried(roomy: House, told: Any) 
     ]
     assert told(message, "wait_seconds")[2][0] >= 300
     too_late = roomy.submit(expire_after=timedelta(hours=2))
-    fail(roomy, TemporaryFailure("busy", retry_after=timedelta(hours=3)))
+    roomy.fail_sends(TemporaryFailure("busy", retry_after=timedelta(hours=3)))
     roomy.deliver(too_late)
     assert told(too_late)[2:] == ["expired"]
 
 
 def test_events_of_an_unknown_outcome(roomy: House, told: Any) -> None:
     released, dropped = (roomy.submit(on_unknown="hold") for _ in range(2))
-    fail(roomy, PerhapsSent("the line broke"))
+    roomy.fail_sends(*[PerhapsSent("the line broke")] * 2)
     roomy.deliver(released, dropped)
     roomy.dispatcher.release(released.id)
     roomy.dispatcher.drop(dropped.id)

@@ -102,14 +102,6 @@ def attributes(span: ReadableSpan) -> dict[str, Any]:
     return dict(span.attributes or {})
 
 
-def fail_with(house: House, error: BaseException | None) -> None:
-    def before(_: Message) -> None:
-        if error is not None:
-            raise error
-
-    house.memory.before = before
-
-
 def drafts(many: int, **asked: Any) -> list[Draft]:
     given: dict[str, Any] = {"channel": "memory", "body": {}, "send_in": HOUR} | asked
     return [Draft(**{"recipient": f"to {n}"} | given) for n in range(many)]
@@ -162,7 +154,7 @@ def test_a_send_is_linked_to_its_submit(traced: House, spans: Collected) -> None
 def test_a_failed_try_tells_its_outcome_and_the_type_of_its_error_alone(
     traced: House, spans: Collected, error: BaseException, outcome: str | None
 ) -> None:
-    fail_with(traced, error)
+    traced.fail_sends(error)
     with suppress(SystemExit):
         traced.deliver(traced.submit())
     (deliver,) = spans.named("dispatcher.deliver")

@@ -34,17 +34,12 @@ def at_present(house: House) -> Iterator[None]:
         house.moved.set_wall(before)
 
 
-def lose_the_answer(_: Message) -> None:
-    raise PerhapsSent("the line broke after the final dot")
-
-
 def hold(house: House, recipient: str = "ada") -> Message:
     """Return a message that is held: the provider had it and did not answer."""
     with at_present(house):
         message = house.submit(recipient, on_unknown="hold")
-        house.memory.before = lose_the_answer
+        house.fail_sends(PerhapsSent("the line broke after the final dot"))
         house.deliver(message)
-        house.memory.before = None
     message = house.again(message)
     assert message.status is Status.HELD
     return message

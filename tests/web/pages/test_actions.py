@@ -64,10 +64,7 @@ def test_a_message_is_moved_and_cancelled(
 
 
 def test_a_story_tells_each_attempt_and_what_comes_next(slow: House, visit: Visit) -> None:
-    def fail(_: Message) -> None:
-        raise TemporaryFailure("503 the provider is overloaded")
-
-    slow.memory.before = fail
+    slow.fail_sends(TemporaryFailure("503 the provider is overloaded"))
     message = slow.submit(campaign="summer")
     slow.deliver(message)
     client = visit(of=slow)
