@@ -36,14 +36,13 @@ from tests.support.crashes import (
 )
 from tests.support.dying import stop_at_first_send
 from tests.support.house import BODY, House
-from tests.support.house_fixtures import Build
+from tests.support.house_fixtures import Build, on_postgresql
 from tests.support.waiting import wait_until
 
 SENT, UNKNOWN = Outcome.SENT, Outcome.UNKNOWN
 PEOPLE = ("ada", "ben", "cyd", "dan")
 LATER = timedelta(hours=2)
 SECOND = timedelta(seconds=1)
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 each_how = pytest.mark.parametrize(
     ("database_url", "how"), [("postgresql", "kill"), ("sqlite", "raise")],
     indirect=["database_url"],

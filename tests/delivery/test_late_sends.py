@@ -15,10 +15,9 @@ from dispatcher import Message, Outcome, Status, StoreUnavailable
 from dispatcher.delivery import task as module
 from dispatcher.store.claims import Failure, Success
 from tests.support.house import House, hour_ago
-from tests.support.house_fixtures import Build
+from tests.support.house_fixtures import Build, on_sqlite
 from tests.support.waiting import wait_until
 
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 pytestmark = on_sqlite
 SLOW = "slow"
 

@@ -15,8 +15,6 @@ from tests.support.doubles import Between, once
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
 
-every_database = pytest.mark.every_database
-
 SCOPES = {"tenant": {"quotas": ["100/minute"]}}
 CHANNELS = {"memory": {"transport": "memory"}, "other": {"transport": "memory"}}
 MINUTE = timedelta(minutes=1)
@@ -37,7 +35,7 @@ def late(house: House, *these: Message, by: timedelta) -> None:
     house.change(these, send_at=at, next_attempt_at=at, enqueue_at=at)
 
 
-@every_database
+@pytest.mark.every_database
 @pytest.mark.parametrize(
     ("kind", "name"),
     [("channel", "memory"), ("recipient", "ada"), ("tenant", "acme"), ("campaign", "summer")],
@@ -117,7 +115,7 @@ def test_a_pause_is_resumed_though_a_channel_that_was_paused_is_gone(
     assert [each.name for each in house.dispatcher.resume("channel", "memory")] == ["other"]
 
 
-@every_database
+@pytest.mark.every_database
 def test_a_pause_is_not_lost_where_a_resume_forgets_its_old_row(pausing: House) -> None:
     pauses = pausing.parts.pauses
     old = pausing.database_time() - timedelta(hours=2)

@@ -19,10 +19,7 @@ from dispatcher import (
 from dispatcher.message import new_id
 from dispatcher.times.send_time import to_ms
 from tests.support.house import House, hour_ago
-from tests.support.house_fixtures import Build
-
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-on_every_database = pytest.mark.every_database
+from tests.support.house_fixtures import Build, on_sqlite
 
 CHANNELS = {"memory": {"transport": "memory", "max_attempts": 2}}
 MINUTE = timedelta(minutes=1)
@@ -44,7 +41,7 @@ def failed(house: House, **asked: Any) -> Message:
     return found
 
 
-@on_every_database
+@pytest.mark.every_database
 def test_it_is_due_at_once_with_all_its_tries_and_its_reservation(slow: House) -> None:
     message = failed(slow)
     again = slow.dispatcher.retry(message.id)
@@ -91,7 +88,7 @@ def test_retry_refuses_messages_that_have_not_failed(slow: House) -> None:
         slow.dispatcher.retry(message.id)
 
 
-@on_every_database
+@pytest.mark.every_database
 def test_retry_of_an_unknown_outcome_must_be_confirmed(slow: House) -> None:
     message = slow.submit(on_unknown="hold")
     slow.parts.delivery.shared.claims.claim([message.id])

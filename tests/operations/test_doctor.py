@@ -44,14 +44,12 @@ from tests.support.examining import (
     stops,
 )
 from tests.support.house import House, house_on
-from tests.support.house_fixtures import Build
+from tests.support.house_fixtures import Build, on_postgresql, on_sqlite
 from tests.support.migrations import HEAD, NEXT, REVISIONS, become_next_version
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 
 MINUTE, SECOND, MS = timedelta(minutes=1), timedelta(seconds=1), timedelta(milliseconds=1)
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-on_postgres = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 FSYNC_OFF = {"postgresql": {"store.durability": WARNING}, "mysql": {}, "sqlite": {}}
 """The PostgreSQL of the tests runs without fsync."""
 
@@ -198,7 +196,7 @@ def test_a_database_that_a_process_opened_is_found_after_it_changed_its_folder(
     uri.close()
 
 
-@on_postgres
+@on_postgresql
 def test_a_later_version_and_a_dropped_index_are_warned_of_and_a_missing_key_stops_the_worker(
     house: House,
 ) -> None:

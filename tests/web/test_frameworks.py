@@ -31,7 +31,7 @@ from dispatcher.limiters.algorithms import Bindable
 from dispatcher.times.clock import SystemClock
 from tests.support.canaries import BODY
 from tests.support.house import House
-from tests.support.house_fixtures import Build
+from tests.support.house_fixtures import Build, on_sqlite
 from tests.support.servers import RedisServer
 
 TOMORROW = SystemClock().now().replace(microsecond=0) + timedelta(days=1)
@@ -54,7 +54,6 @@ TWICE = {
 PLACES = WAYS | TWICE
 """Where the limiters of a request are, the outermost first."""
 Ours = Annotated[Dispatcher, Depends(ours_in_fastapi.dispatcher())]
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 each_way = pytest.mark.parametrize("way", WAYS)
 
 
