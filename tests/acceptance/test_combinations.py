@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from dispatcher.telemetry.liveness import Kind
 from tests.support.environment import SERVICES, Environment, Maker
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import ADDRESS, url_at
@@ -40,12 +41,21 @@ def test_rabbitmq_carries_the_tasks(environment: Maker, to_rabbitmq: Proxy, own_
     broker_url = url_at(("127.0.0.1", to_rabbitmq.port))
     running = started(environment, broker_url=broker_url, queue=own_queue)
     goes_through_it_all(running, to_rabbitmq)
+    assert "RESOURCE_LOCKED" not in running.logs(), "nodes of one host have names of their own"
     assert "delayed delivery" not in running.logs().lower(), "workers keep the ETAs themselves"
 
 
 def started(environment: Maker, **settings: object) -> Environment:
-    services = {"worker": SERVICES["worker"], "beat": SERVICES["beat-1"]}
-    return environment(services=services, horizon=2, **settings)
+    worker = SERVICES["worker"]
+    services = {"worker": worker, "worker-2": worker, "beat": SERVICES["beat-1"]}
+    running = environment(services=services, horizon=2, **settings)
+    signs = running.dispatcher._app.signs
+
+    def nodes() -> set[str]:
+        return {each.name.split()[0] for each in signs.read()[Kind.WORKER] if each.is_alive}
+
+    wait_until(lambda: len(nodes()) == 2)
+    return running
 
 
 def goes_through_it_all(running: Environment, broker: Proxy) -> None:
