@@ -11,8 +11,8 @@ from typing import Any
 from django.db import migrations
 from django.db.migrations.state import ModelState
 
+from dispatcher.django.migrations import migrate_store
 from dispatcher.django.models import Attempt, Message, Suppression
-from dispatcher.django.schema import migrate_store
 
 
 def _created(model: Any) -> migrations.CreateModel:
