@@ -31,7 +31,7 @@ from dispatcher import (
 from dispatcher.embedded import environment
 from dispatcher.transports import MemoryTransport
 from dispatcher.web import Loopback, Right, page
-from dispatcher.web.serving import beside
+from dispatcher.web.pages import beside
 
 ZONE = "Europe/Berlin"
 SETTINGS: Mapping[str, Any] = {

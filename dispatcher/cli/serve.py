@@ -56,7 +56,7 @@ def serve(
     """
     with needs("web", "web"):
         import uvicorn  # noqa: PLC0415 - an extra
-    from dispatcher.web.serving import SERVER_OPTIONS, page_and_api  # noqa: PLC0415 - an extra
+    from dispatcher.web.pages import SERVER_OPTIONS, page_and_api  # noqa: PLC0415 - an extra
 
     with Dispatcher() as dispatcher:
         log_to_standard_error(dispatcher.settings.log_format)
@@ -94,7 +94,7 @@ def page_beside(settings: Settings, *, signs_in: bool) -> Iterator[str | None]:
     try:
         from dispatcher.web import Loopback, Right, page  # noqa: PLC0415 - an extra
         from dispatcher.web.access import add_key  # noqa: PLC0415 - an extra
-        from dispatcher.web.serving import beside, page_and_api  # noqa: PLC0415 - an extra
+        from dispatcher.web.pages import beside, page_and_api  # noqa: PLC0415 - an extra
     except MissingExtra:
         yield None
         return

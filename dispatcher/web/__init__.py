@@ -7,7 +7,7 @@
     app.mount("/dispatcher/api", api(dispatcher))
     app.mount("/dispatcher", page(dispatcher, access=Loopback()))
 
-``endpoints`` lists the paths of the API, ``calls`` has their functions, which get a ``context`` and
+``api`` lists the paths of the API, ``calls`` has their functions, which get a ``context`` and
 ``models`` of bodies. ``access`` turns keys into callers with rights, ``bounds`` says how many are
 under way.
 """
@@ -17,7 +17,6 @@ from dispatcher.extras import needs
 with needs("web", "web"):
     from dispatcher.web.access import Auth, Caller, Right
     from dispatcher.web.api import api
-    from dispatcher.web.pages import Access, Loopback, page
-    from dispatcher.web.serving import page_and_api
+    from dispatcher.web.pages import Access, Loopback, page, page_and_api
 
 __all__ = ["Access", "Auth", "Caller", "Loopback", "Right", "api", "page", "page_and_api"]

@@ -1,7 +1,7 @@
 """What bounds the calls of the API and of the page.
 
 How many last as long as the caller listens or sends, and how many threads run them: what runs in
-those waits for Redis or the database.
+those waits for Redis or the database. And how often the figures of a page are read.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ from asyncio import wrap_future
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
-from threading import Lock, RLock
-from typing import Any, Literal, TypeVar, TypeVarTuple
+from math import inf
+from threading import Lock, RLock, Thread
+from typing import Any, Generic, Literal, TypeVar, TypeVarTuple
 from weakref import finalize
 
 from anyio import move_on_after
@@ -22,6 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dispatcher.client import Dispatcher, called, check_open, threads_of
 from dispatcher.forks import renew_after_fork
+from dispatcher.times.clock import SystemClock
 from dispatcher.web.problems import Refused
 
 T = TypeVar("T")
@@ -41,6 +45,12 @@ _PAGE_SECONDS, _END_SECONDS = 600.0, 1.0
 _CALL_SECONDS = 60.0
 """How long a long call may take until its answer is read."""
 _PIECE_BYTES = 65_536
+SECONDS = 2.0
+"""How often the numbers of a page change at most."""
+_PAUSE = 19
+"""Ratio of the pause after a read to its length: each takes at most a twentieth of the time."""
+_WAIT_SECONDS, _FIRST_WAIT_SECONDS = 0.1, 5.0
+"""How long a visit waits for a read: beside a figure, and without any."""
 
 
 class Streams:
@@ -206,3 +216,53 @@ class SharedThreads(Threads):
                 self._waiting[name] = calls  # behind the others
             self._running[name] += 1
             return name, call, work
+
+
+class CachedRead(Generic[T]):
+    """A value that is read once for all visitors, every two seconds at most.
+
+    A visit does not wait for a long read: it is shown what was read before, which says when that
+    was. Only the first visits of a process wait, for some seconds at most.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._clock = SystemClock()
+        self._seen: T | None = None
+        self._until = -inf
+        self._under_way: Future[T] | None = None
+
+    def of(self, read: Callable[[], T]) -> T:
+        """Return what was read last. Raises as ``read``, and Refused before the first read ends."""
+        with self._lock:
+            if self._under_way is None and self._clock.monotonic() >= self._until:
+                self._under_way = Future()
+                work = (read, self._under_way)
+                Thread(target=self._read, args=work, name="figures", daemon=True).start()
+            seen, coming = self._seen, self._under_way
+        if coming is not None:
+            with suppress(NotYet):
+                return coming.result(_FIRST_WAIT_SECONDS if seen is None else _WAIT_SECONDS)
+        if seen is None:
+            detail = "the messages are being counted; look again in some seconds"
+            raise Refused(503, "not-yet", detail, headers={"Retry-After": "2"})
+        return seen
+
+    def _read(self, read: Callable[[], T], coming: Future[T]) -> None:
+        began = self._clock.monotonic()
+        try:
+            found = read()
+        except BaseException as error:  # noqa: BLE001 - the waiting threads raise it
+            self._end(began)
+            coming.set_exception(error)
+            return
+        self._seen = found
+        self._end(began)
+        coming.set_result(found)
+
+    def _end(self, began: float) -> None:
+        """End a read; without anything seen the next visit begins another one at once."""
+        with self._lock:
+            now, self._under_way = self._clock.monotonic(), None
+            if self._seen is not None:
+                self._until = now + max(SECONDS, _PAUSE * (now - began))

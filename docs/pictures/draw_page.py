@@ -18,7 +18,7 @@ from dispatcher import Dispatcher, Status
 from dispatcher.embedded import environment
 from dispatcher.message import Message
 from dispatcher.web import Loopback, Right, page
-from dispatcher.web.serving import beside
+from dispatcher.web.pages import beside
 from examples import shop
 from tests.support.browser import chromium
 from tests.support.waiting import wait_until

@@ -22,6 +22,7 @@ from dispatcher.message import new_id
 from dispatcher.web.access import RATE
 from dispatcher.web.bounds import SharedThreads
 from dispatcher.web.pages import SignIn
+from dispatcher.web.pages.campaigns import Uploads
 from dispatcher.web.pages.site import Site
 from tests.support.house import BODY, BROKER_DB, House
 from tests.support.servers import RedisServer
@@ -168,7 +169,7 @@ def test_threads_of_the_api_and_parts_of_the_page_are_the_child_s_own(house: Hou
     closed.close()
     threads = SharedThreads(house.dispatcher, 2, most_of_one=1)
     access = SignIn(house.parts.api_keys, house.parts.sessions)
-    site = Site(house.dispatcher, access, (), rate=RATE)
+    site = Site(house.dispatcher, access, (), rate=RATE, uploads=Uploads(house.clock))
 
     def serve(_: int) -> list[Any]:
         answer = asyncio.run(asyncio.wait_for(threads.run_for("ada", os.getpid), 10))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial, wraps
+from importlib import import_module
 from typing import Any
 
 from fastapi import FastAPI
@@ -18,7 +19,6 @@ from sqlalchemy import ClauseElement, Engine, create_engine
 
 from dispatcher.store import database, messages
 from dispatcher.store.engines.base import Prepared
-from dispatcher.web import endpoints
 
 _MOST = 5_000
 _PLAIN = (str, int, float, type(None))
@@ -62,7 +62,8 @@ def compile_once() -> None:
     vars(database)["create_engine"] = partial(create_engine, execution_options=option)
     vars(messages)["Prepared"] = _prepared
     vars(utils)["get_lib_version"] = cache(utils.get_lib_version)
-    vars(endpoints)["document_of"] = _drawn_once(endpoints.document_of)
+    api = import_module("dispatcher.web.api")
+    vars(api)["document_of"] = _drawn_once(api.document_of)
 
 
 def _drawn_once(draw: Callable[[FastAPI], dict[str, Any]]) -> Callable[[FastAPI], dict[str, Any]]:

@@ -39,7 +39,7 @@ from dispatcher.store.listing import Listing
 from dispatcher.telemetry.spans import Spans
 from dispatcher.web import api
 from dispatcher.web.access import add_key
-from dispatcher.web.serving import beside
+from dispatcher.web.pages import beside
 from tests.support.callers import callers_engine
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build

@@ -20,7 +20,7 @@ from dispatcher.message import Message
 from dispatcher.web import Caller, Right, access, api
 from dispatcher.web import calls as api_calls
 from dispatcher.web.access import KeyAuth, add_key, revoke_key, rotate_key
-from dispatcher.web.endpoints import ENDPOINTS
+from dispatcher.web.api import ENDPOINTS
 from dispatcher.web.problems import Refused, unauthorized
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build

@@ -6,7 +6,7 @@ import inspect
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
-from importlib import resources
+from importlib import import_module, resources
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -21,7 +21,7 @@ from schemathesis.config import SchemathesisConfig
 from schemathesis.core.result import Ok
 
 from dispatcher import QuotaExceeded
-from dispatcher.web import api, endpoints
+from dispatcher.web import api
 from dispatcher.web.access import add_key
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
@@ -63,7 +63,8 @@ STATUSES = {"retry": "failed", "release": "held", "drop": "held"}
 def test_the_document_in_the_package_is_that_of_the_server(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoints, "document_of", inspect.unwrap(endpoints.document_of))
+    module = import_module("dispatcher.web.api")
+    monkeypatch.setattr(module, "document_of", inspect.unwrap(module.document_of))
     packed = resources.files("dispatcher.web").joinpath("openapi.json").read_text()
     assert json.loads(packed) == api(house.dispatcher).openapi(), "run `make openapi`"
 

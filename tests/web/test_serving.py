@@ -24,7 +24,7 @@ from dispatcher.faults import arm
 from dispatcher.times.clock import SystemClock
 from dispatcher.web import api
 from dispatcher.web.access import add_key
-from dispatcher.web.serving import SERVER_OPTIONS, beside
+from dispatcher.web.pages import SERVER_OPTIONS, beside
 from tests.support.environment import child_environment
 from tests.support.house import House
 from tests.support.house_fixtures import Build

@@ -1,21 +1,30 @@
 """The page: what is booked and what will be, for a person with a browser. Extra ``web``.
 
-``site`` has what all pages share: access, the refusal of foreign calls, headers, templates. Each of
-the other modules has a subject, and a list ``PAGES`` of its paths. A new subject is a line here.
+``dispatcher serve`` serves it at ``/``, and the HTTP API at ``/v1``. ``site`` has what all pages
+share: access, the refusal of foreign calls, headers, templates. Each of the other modules has a
+subject, and a list ``PAGES`` of its paths. A new subject is a line here.
 """
 
 from __future__ import annotations
 
-from starlette.applications import Starlette
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
-from dispatcher.client import Dispatcher
+import uvicorn
+from starlette.applications import Starlette
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from dispatcher.client import Dispatcher, app_of
 from dispatcher.errors import InvalidValue
-from dispatcher.web.access import RATE
+from dispatcher.web.access import RATE, SIGN_IN, Loopback, SignIn
+from dispatcher.web.api import PREFIX, api
 from dispatcher.web.pages import calendar, campaigns, lists, messages
 from dispatcher.web.pages.site import Access, PageRoute, Site
-from dispatcher.web.pages.visitors import SIGN_IN, Loopback, SignIn
 
-__all__ = ["Access", "Loopback", "SignIn", "page"]
+__all__ = ["Access", "Loopback", "SignIn", "beside", "page", "page_and_api"]
 
 PAGES = (
     *lists.FIRST,
@@ -25,6 +34,18 @@ PAGES = (
     *lists.PAGES,
 )
 """All pages, in the order of the navigation."""
+_HOST, _PORT = "127.0.0.1", 8000
+SERVER_OPTIONS: dict[str, Any] = {
+    "access_log": False,
+    "http": "h11",
+    "log_config": None,
+    "timeout_graceful_shutdown": 10,
+}
+"""Options of uvicorn. h11, because with httptools uvicorn does not bound the headers of a call, and
+loses the body of one that offers another protocol (decision 0042). No handlers of its own: the log
+is that of the process. At the end it waits ten seconds for calls, because listeners for events and
+live numbers never end; closing the dispatcher then waits for the calls that still run.
+"""
 
 
 def page(dispatcher: Dispatcher, *, access: Access | None = None, rate: str = RATE) -> Starlette:
@@ -49,4 +70,47 @@ def page(dispatcher: Dispatcher, *, access: Access | None = None, rate: str = RA
             PageRoute(SIGN_IN, access.enter, "POST", is_public=True, names=("key", "to")),
             PageRoute("/sign-out", access.leave, "POST", is_public=True),
         ]
-    return Site(dispatcher, access, pages, rate=rate).application()
+    uploads = campaigns.Uploads(app_of(dispatcher).clock)
+    return Site(dispatcher, access, pages, rate=rate, uploads=uploads).application()
+
+
+def page_and_api(dispatcher: Dispatcher, *, rate: str = RATE) -> ASGIApp:
+    """Return the page and the API as one application. Both take the keys of ``dispatcher keys``.
+
+    Raises InvalidValue for a rate that cannot be read.
+    """
+    calls = api(dispatcher, rate=rate)
+    parts = app_of(dispatcher)
+    pages = page(dispatcher, access=SignIn(parts.api_keys, parts.sessions), rate=rate)
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        is_call = path == PREFIX or path.startswith(f"{PREFIX}/") or scope["type"] == "lifespan"
+        await (calls if is_call else pages)(scope, receive, send)
+
+    return answer
+
+
+@contextmanager
+def beside(application: ASGIApp) -> Iterator[str]:
+    """Serve an application on this machine, from a thread; yield its address.
+
+    The port is 8000, or any other where that is taken.
+    """
+    server = uvicorn.Server(uvicorn.Config(application, **SERVER_OPTIONS))
+    with _listening() as listener:
+        port = listener.getsockname()[1]
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        try:
+            yield f"http://{_HOST}:{port}/"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def _listening() -> socket.socket:
+    try:
+        return socket.create_server((_HOST, _PORT))
+    except OSError:
+        return socket.create_server((_HOST, 0))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
-from datetime import timedelta
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from datetime import datetime, timedelta
 from functools import partial
+from heapq import nsmallest
 from itertools import islice
-from typing import cast, get_args
+from typing import NamedTuple, cast, get_args
 
 from starlette.responses import Response
 
@@ -21,19 +22,21 @@ from dispatcher.errors import (
     StoreUnavailable,
 )
 from dispatcher.message import Status, check_text
-from dispatcher.operations.overview import By, LoadToCome, Overview
+from dispatcher.operations.overview import By, ChannelLoad, LoadedMinute, LoadToCome, Overview
 from dispatcher.problems import status_of
 from dispatcher.scope import WITHOUT
 from dispatcher.store.listing import Of
 from dispatcher.store.schema import PAUSED_CAMPAIGN, PAUSED_CHANNEL, PAUSED_RECIPIENT
 from dispatcher.web.access import Right
-from dispatcher.web.bounds import StreamedResponse
-from dispatcher.web.pages.figures import BARS, LOAD_HEIGHT, SECONDS, WIDTH, ChannelChart, chart_of
-from dispatcher.web.pages.site import PageRoute, Visit
-from dispatcher.web.pages.times import local_text
+from dispatcher.web.bounds import SECONDS, StreamedResponse
+from dispatcher.web.pages.site import PageRoute, Visit, local_text
 from dispatcher.web.problems import Refused
 
 _A_DAY = timedelta(days=1)
+WIDTH = 960
+LOAD_HEIGHT = 96
+BARS = 96
+_MOST_MINUTES = 60
 STATUSES = (Status.SCHEDULED, Status.SENDING, Status.HELD, Status.SENT, Status.FAILED,
             Status.EXPIRED, Status.CANCELLED)  # fmt: skip
 
@@ -218,6 +221,42 @@ def _changed(visit: Visit, verb: str, change: Callable[[str, str], object]) -> R
         name = "" if digest is None else digest(name)
     visit.note(f"{verb} of {kind} {name}".rstrip() + f" ({reason})")
     return visit.go("/pauses", done=verb)
+
+
+class Bar(NamedTuple):
+    at: datetime
+    due: int
+    overbooked: bool
+
+
+class ChannelChart(NamedTuple):
+    """The load of a channel as bars; ``minutes`` are the fullest ones."""
+
+    load: ChannelLoad
+    due: int
+    overbooked: int
+    bars: Sequence[Bar]
+    minutes: Sequence[LoadedMinute]
+
+
+def chart_of(channel: ChannelLoad, load: LoadToCome) -> ChannelChart:
+    step, minutes = (load.end - load.start) / BARS, channel.minutes
+    due = summed({minute.at: minute.due for minute in minutes}, load.start, step, BARS)
+    over = [minute.at for minute in minutes if minute.overbooked]
+    marked = {(at - load.start) // step for at in over}
+    bars = [Bar(load.start + n * step, due[n], n in marked) for n in range(BARS)]
+    fullest = nsmallest(_MOST_MINUTES, minutes, key=lambda each: (not each.overbooked, -each.due))
+    fullest.sort(key=lambda minute: minute.at)
+    return ChannelChart(channel, sum(due), len(over), bars, fullest)
+
+
+def summed(
+    counted: Mapping[datetime, int], first: datetime, step: timedelta, many: int
+) -> list[int]:
+    sums = [0] * many
+    for at, number in counted.items():
+        sums[(at - first) // step] += number
+    return sums
 
 
 _OPT_OUT = ("recipient", "channel")

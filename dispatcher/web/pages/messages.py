@@ -33,8 +33,7 @@ from dispatcher.submission.changes import NewTime
 from dispatcher.submission.story import coming
 from dispatcher.times.send_time import from_ms
 from dispatcher.web.access import Right
-from dispatcher.web.pages.site import PAGE_NAMES, SCOPE, Fields, PageRoute, Visit
-from dispatcher.web.pages.times import local_text
+from dispatcher.web.pages.site import PAGE_NAMES, SCOPE, Fields, PageRoute, Visit, local_text
 from dispatcher.web.problems import forbidden
 
 _LISTED = 50

@@ -12,8 +12,8 @@ from fastapi.testclient import TestClient
 from playwright.sync_api import Browser
 
 from dispatcher import Message, PerhapsSent, QuietHours, QuotaExceeded, Status
-from dispatcher.web import Access, Caller, Loopback, Right, page
-from dispatcher.web.pages import PAGES, figures
+from dispatcher.web import Access, Caller, Loopback, Right, bounds, page
+from dispatcher.web.pages import PAGES
 from tests.support.browser import Tab, chromium, served
 from tests.support.house import FAR, House, hour_ago
 
@@ -114,7 +114,7 @@ def actions() -> Iterator[list[str]]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let visits wait for the first figure also on a machine that is busy."""
-    monkeypatch.setattr(figures, "_FIRST_WAIT_SECONDS", 30.0)
+    monkeypatch.setattr(bounds, "_FIRST_WAIT_SECONDS", 30.0)
 
 
 @pytest.fixture(scope="module")

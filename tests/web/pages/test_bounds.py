@@ -20,8 +20,8 @@ from dispatcher import Status
 from dispatcher.client import app_of
 from dispatcher.store import listing
 from dispatcher.web import Caller, bounds, page
-from dispatcher.web.pages import figures, site
-from dispatcher.web.pages.figures import CachedRead
+from dispatcher.web.bounds import CachedRead
+from dispatcher.web.pages import site
 from dispatcher.web.problems import Refused
 from tests.support.house import FAR, House
 from tests.web.pages.conftest import Visit
@@ -121,8 +121,8 @@ def test_visits_leave_a_program_its_threads(house: House) -> None:
 
 def test_a_figure_that_is_read_for_long_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first visit is told to come again; later ones see the figure from before."""
-    monkeypatch.setattr(figures, "_FIRST_WAIT_SECONDS", 0.01)
-    monkeypatch.setattr(figures, "SECONDS", 0.0)
+    monkeypatch.setattr(bounds, "_FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(bounds, "SECONDS", 0.0)
     cached, may_end, ended = CachedRead[int](), Event(), Event()
     many = iter(range(9))
 
@@ -136,11 +136,11 @@ def test_a_figure_that_is_read_for_long_keeps_nobody(monkeypatch: pytest.MonkeyP
     assert refused.value.headers == {"Retry-After": "2"}
     may_end.set()
     ended.wait(30)
-    monkeypatch.setattr(figures, "_FIRST_WAIT_SECONDS", 30)
+    monkeypatch.setattr(bounds, "_FIRST_WAIT_SECONDS", 30)
     assert cached.of(read) in (0, 1)
     cached._until = -inf
     may_end.clear()
-    monkeypatch.setattr(figures, "_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(bounds, "_WAIT_SECONDS", 0.01)
     assert cached.of(read) in (0, 1), "while another read is under way"
     may_end.set()
 

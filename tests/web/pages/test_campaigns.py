@@ -15,8 +15,8 @@ from fastapi.testclient import TestClient
 
 from dispatcher import Dispatcher, Draft, OutcomeUnknown, Plan, Rejection, Status, StoreUnavailable
 from dispatcher.web import Caller, Right, bounds
-from dispatcher.web.pages import campaigns, uploads
-from dispatcher.web.pages.figures import histogram
+from dispatcher.web.pages import campaigns
+from dispatcher.web.pages.campaigns import histogram
 from tests.support.browser import Tab
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
@@ -183,7 +183,7 @@ class Visitors:
 def test_a_visitor_keeps_a_few_files_and_is_told_of_the_others(
     visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploads, "_MOST_OF_ONE", 2)
+    monkeypatch.setattr(campaigns, "_MOST_OF_ONE", 2)
     visitors = Visitors(visit)
     bobs = visitors.planned("bob")
     assert visitors.status("ann", bobs) == 404, "of another person"
@@ -203,7 +203,7 @@ def test_files_of_all_visitors_take_so_many_bytes(
     visit: Visit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(uploads, "_MOST_BYTES_KEPT", 2 * len(csv_of(("ada", FAR + HOUR))))
+    monkeypatch.setattr(campaigns, "_MOST_BYTES_KEPT", 2 * len(csv_of(("ada", FAR + HOUR))))
     visitors = Visitors(visit)
     paths = {name: visitors.planned(name) for name in ("ann", "bob", "cyd")}
     assert [visitors.status(name, path) for name, path in paths.items()] == [404, 200, 200]
@@ -221,14 +221,14 @@ def test_a_file_is_kept_for_half_a_day(house: House, visit: Visit) -> None:
 
 
 def test_one_file_is_planned_at_a_time(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
-    working, going_on, make_plan = list[str](), Event(), uploads.Upload._make_plan
+    working, going_on, make_plan = list[str](), Event(), campaigns.Upload._make_plan
 
-    def planned(upload: uploads.Upload, dispatcher: Dispatcher) -> uploads.UploadState:
+    def planned(upload: campaigns.Upload, dispatcher: Dispatcher) -> campaigns.UploadState:
         working.append(upload.caller.name)
         assert going_on.wait(DEADLINE)
         return make_plan(upload, dispatcher)
 
-    monkeypatch.setattr(uploads.Upload, "_make_plan", planned)
+    monkeypatch.setattr(campaigns.Upload, "_make_plan", planned)
     visitors, names = Visitors(visit), ["ann", "ann", "bob"]
     answers = [visitors.drop(name) for name in names]
     wait_until(lambda: working)
@@ -301,12 +301,12 @@ def test_a_file_that_is_too_long_is_refused_with_what_is_accepted(
 ) -> None:
     client = visit()
     assert "at most 64 MiB and 200,000 rows" in client.get("/campaigns").text
-    monkeypatch.setattr(uploads, "MOST_ROWS", 2)
+    monkeypatch.setattr(campaigns, "MOST_ROWS", 2)
     at = (FAR + HOUR).isoformat()
     path, refused = ended(client, drop(client, csv_of(("a", at), ("b", at), ("c", at))))
     assert "file: more than 2 rows; accepted: parts, or `dispatcher import`" in refused
     assert client.post(path).status_code == 409, "there is no plan to book"
-    monkeypatch.setattr(uploads, "MOST_BYTES", 1024**2)
+    monkeypatch.setattr(campaigns, "MOST_BYTES", 1024**2)
     too_long = drop(client, b"x" * (1024**2 + 1))
     assert too_long.status_code == 422
     assert "file: more than 1 MiB; accepted: parts, or `dispatcher import`" in too_long.text

@@ -10,8 +10,8 @@ import pytest
 from dispatcher import InvalidSendTime
 from dispatcher.reservation import Timeline
 from dispatcher.reservation.timeline import WindowTimeline
-from dispatcher.web.pages import picture
-from dispatcher.web.pages.times import local_text, read_time
+from dispatcher.web.pages import calendar
+from dispatcher.web.pages.site import local_text, read_time
 
 BERLIN = "Europe/Berlin"
 NOW = datetime(2026, 12, 24, 8, 40, 12, tzinfo=UTC)  # 09:40:12 in Berlin
@@ -89,18 +89,18 @@ def test_a_time_that_happens_twice_needs_an_offset() -> None:
         read("Sun 28 Mar 2027 02:30")
 
 
-def drawn(view: str, lines: list[tuple[datetime, str, str]]) -> picture.Picture:
-    shown = picture.VIEWS[view]
-    start, end = picture.stretch_of(shown, NOW, "UTC")
+def drawn(view: str, lines: list[tuple[datetime, str, str]]) -> calendar.Picture:
+    shown = calendar.VIEWS[view]
+    start, end = calendar.stretch_of(shown, NOW, "UTC")
     window = WindowTimeline("ada", booked=(), quotas=(), complete=True)
     timeline = Timeline(start, end, "UTC", windows=(window,), quiet=(), steps=(), slots=())
-    return picture.Picture(timeline, shown, NOW, lines)
+    return calendar.Picture(timeline, shown, NOW, lines)
 
 
-@pytest.mark.parametrize("view", picture.VIEWS)
+@pytest.mark.parametrize("view", calendar.VIEWS)
 def test_no_text_of_a_line_covers_another_or_leaves_the_picture(view: str) -> None:
-    row = picture.VIEWS[view].row
-    start, _ = picture.stretch_of(picture.VIEWS[view], NOW, "UTC")
+    row = calendar.VIEWS[view].row
+    start, _ = calendar.stretch_of(calendar.VIEWS[view], NOW, "UTC")
     for part in (0, 0.001, 0.05, 0.5, 0.9, 0.95, 0.999):
         for apart in (0, 0.001, 0.02, 0.04, 0.1, 0.2):
             at = start + row * part
@@ -114,7 +114,7 @@ def test_no_text_of_a_line_covers_another_or_leaves_the_picture(view: str) -> No
                 for line in each.lines:
                     first, last = line.stretch
                     assert first >= 0
-                    assert last <= picture.WIDTH
+                    assert last <= calendar.WIDTH
                 for one, other in combinations(each.lines, 2):
                     (a, b), (c, d) = one.stretch, other.stretch
                     assert one.level != other.level or b <= c or d <= a, (part, apart)
