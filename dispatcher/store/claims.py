@@ -12,8 +12,7 @@ from uuid import UUID, uuid4
 import sqlalchemy as sa
 
 from dispatcher.message import Message, Outcome, Status
-from dispatcher.store.changes import Given, GivenArrays, GivenRow, GuardedChange, arrays
-from dispatcher.store.database import Database
+from dispatcher.store.database import Database, Given, GivenArrays, GivenRow, GuardedChange, arrays
 from dispatcher.store.engines.types import database_now, id_type, later
 from dispatcher.store.lists import REASON
 from dispatcher.store.schema import MOST_ATTEMPTS, Tables, to_message

@@ -1,12 +1,11 @@
-"""Runs statements on pooled connections; failures raise StoreUnavailable."""
+"""Runs statements on pooled connections, and changes of many rows that a token guards."""
 
 from __future__ import annotations
 
 import json
-import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 from uuid import UUID
 
@@ -14,11 +13,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import ExceptionContext, create_engine
 from sqlalchemy.exc import StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.types import TypeEngine
 
 from dispatcher.forks import never_finalise, renew_after_fork
 from dispatcher.message import dump_json
 from dispatcher.settings import TABLE_PREFIX, Settings
-from dispatcher.store.engines import engine_of
+from dispatcher.store.engines import StoreEngine, engine_of
 from dispatcher.store.engines.base import transaction
 from dispatcher.store.engines.errors import (
     cause,
@@ -28,15 +28,25 @@ from dispatcher.store.engines.errors import (
     was_conflict,
     worth_another_try,
 )
+from dispatcher.store.engines.types import Instant, Length, id_type
 from dispatcher.store.schema import tables_named
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
 
 _CONNECTIONS, _KEPT_OPEN = 32, 5
 _TRIES = 3
 _APART_SECONDS = 0.005
 _VALUES_AT_ONCE = 5_000
+
+GivenRow = dict[str, Any]
+_TYPES: dict[str, TypeEngine[Any]] = {
+    "id": id_type(), "token": sa.Integer(), "wait": sa.Float(), "enqueue": sa.Float(),
+    "more": sa.Integer(), "error": sa.Text(), "outcome": sa.Text(), "receipt": sa.Text(),
+    "send_at": Instant(), "next_attempt_at": Instant(),
+    "enqueue_at": Instant(), "expires_at": Instant(), "asked_at": Instant(), "until": Instant(),
+    "expire_after": Length(), "zone": sa.Text(), "max_attempts": sa.Integer(), "key": sa.Text(),
+    "tail": sa.Text(),
+}  # fmt: skip
 
 
 def _leave_demoted(context: ExceptionContext) -> None:
@@ -174,3 +184,72 @@ class Database:
             return self.backend.update_returning(connection, ids, query, change, wanted)
 
         return self.run(work) if self.backend.changes_at_once else self.transact(work)
+
+
+class Given:
+    def __init__(self) -> None:
+        self.names: dict[str, None] = {}
+
+    def __call__(self, name: str) -> sa.ColumnElement[Any]:
+        self.names[name] = None
+        return sa.bindparam(f"given_{name}", type_=_TYPES[name])
+
+    def finds(self, key: sa.Column[Any], name: str = "id") -> sa.ColumnElement[bool]:
+        return key == self(name)
+
+
+class GivenArrays(Given):
+    """The values of many rows as arrays; ``same`` are those that all rows have."""
+
+    def __init__(
+        self, backend: StoreEngine, names: Iterable[str], **same: sa.ColumnElement[Any]
+    ) -> None:
+        super().__init__()
+        self._same = same
+        self._rows = backend.rows_from({name: _TYPES[name] for name in names})
+
+    def __call__(self, name: str) -> sa.ColumnElement[Any]:
+        return self._same[name] if name in self._same else self._rows.c[name]
+
+    def finds(self, key: sa.Column[Any], name: str = "id") -> sa.ColumnElement[bool]:
+        """Return the condition that ``key`` has the row's value, and so is one of all values.
+
+        The latter is redundant: without it PostgreSQL joins by reading the whole index where a
+        vacuum has counted no row, and that may have millions of entries of dead rows.
+        """
+        every = sa.bindparam(f"given_{name}", type_=sa.ARRAY(_TYPES[name]))
+        return sa.and_(super().finds(key, name), key == sa.any_(every))
+
+
+Make = Callable[[Given], sa.Update | sa.Delete]
+
+
+class GuardedChange:
+    def __init__(self, backend: StoreEngine, make: Make) -> None:
+        self.make = make
+        given = Given()
+        self._one = make(given)
+        self._names = tuple(given.names)
+        self._many = make(GivenArrays(backend, self._names)) if backend.takes_arrays else None
+
+    def run(self, connection: sa.Connection, rows: Sequence[GivenRow]) -> int:
+        """Change these rows, as far as their tokens are still current; return how many."""
+        if not rows:
+            return 0
+        if self._many is not None and len(rows) > 1:
+            return connection.execute(self._many, arrays(rows, self._names)).rowcount
+        given = [{f"given_{name}": row[name] for name in self._names} for row in rows]
+        return connection.execute(self._one, given).rowcount
+
+    def run_and_read(
+        self, database: Database, rows: Sequence[GivenRow], query: sa.Select[Any]
+    ) -> Sequence[sa.Row[Any]]:
+        def work(connection: sa.Connection) -> Sequence[sa.Row[Any]]:
+            self.run(connection, rows)
+            return connection.execute(query).all()
+
+        return database.transact(work) if len(rows) > 1 else database.run(work)
+
+
+def arrays(rows: Sequence[GivenRow], names: Iterable[str] = ()) -> dict[str, list[Any]]:
+    return {f"given_{name}": [row[name] for row in rows] for name in names or rows[0]}

@@ -9,8 +9,7 @@ from uuid import UUID
 from sqlalchemy import Row, Select, Update, and_, case, exists, or_, select, update
 
 from dispatcher.message import Message, Outcome, Status
-from dispatcher.store.changes import Given, GuardedChange
-from dispatcher.store.database import Database
+from dispatcher.store.database import Database, Given, GuardedChange
 from dispatcher.store.engines.types import database_now
 from dispatcher.store.messages import changed
 from dispatcher.store.schema import MOST_ATTEMPTS, to_message

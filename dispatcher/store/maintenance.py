@@ -15,9 +15,8 @@ import sqlalchemy as sa
 from dispatcher.faults import fault
 from dispatcher.message import Outcome, Status
 from dispatcher.scope import Scope, counted
-from dispatcher.store.changes import Given, GivenRow, GuardedChange
 from dispatcher.store.claims import NOT_BEGUN, ClaimChanges
-from dispatcher.store.database import Database
+from dispatcher.store.database import Database, Given, GivenRow, GuardedChange
 from dispatcher.store.engines.base import pages
 from dispatcher.store.engines.types import database_now, later
 from dispatcher.store.schema import CLOCK_STEP, Tables

@@ -23,8 +23,7 @@ from dispatcher.errors import (
     TooLate,
 )
 from dispatcher.message import Attempt, Body, Message, Outcome, Status
-from dispatcher.store.changes import Given, GuardedChange
-from dispatcher.store.database import Database
+from dispatcher.store.database import Database, Given, GuardedChange
 from dispatcher.store.engines.base import InsertFailed, Prepared, transaction
 from dispatcher.store.engines.errors import (
     cause,

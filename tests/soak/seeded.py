@@ -20,8 +20,8 @@ from sqlalchemy.sql.visitors import replacement_traverse
 from dispatcher.errors import PerhapsSent, TemporaryFailure
 from dispatcher.message import Status
 from dispatcher.redis.scripts import Script
-from dispatcher.store.changes import GuardedChange
 from dispatcher.store.claims import Failure
+from dispatcher.store.database import GuardedChange
 from dispatcher.transports.smtp import SmtpReply
 from tests.support.planting import Seams, nothing
 

@@ -12,9 +12,8 @@ import pytest
 from sqlalchemy import Connection, true
 
 from dispatcher.message import Outcome
-from dispatcher.store.changes import GivenRow, GuardedChange, arrays
 from dispatcher.store.claims import ClaimChanges, claim_at_once
-from dispatcher.store.database import Database
+from dispatcher.store.database import Database, GivenRow, GuardedChange, arrays
 from tests.store.plans import asked_of, plan_of
 from tests.support.tables import TABLES
 
