@@ -62,10 +62,9 @@ from dispatcher.reservation import Refusals, Timeline
 from dispatcher.scope import of_channel, of_scope_on
 from dispatcher.selection import Page, Selection, Wanted, id_of, ids_of
 from dispatcher.settings import Settings
-from dispatcher.store.event_loop import session_of_loop
 from dispatcher.store.listing import Of
 from dispatcher.store.lists import Pause, Suppression
-from dispatcher.store.outbox import connection_of
+from dispatcher.store.outbox import connection_of, session_of_loop
 from dispatcher.submission.changes import NewTime
 from dispatcher.submission.erasure import Erased
 from dispatcher.submission.pipeline import LazyResults, OnProgress, Result

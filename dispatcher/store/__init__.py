@@ -7,6 +7,5 @@ into rows and back.
 For submission there are ``messages``, and ``outbox`` in a transaction of the caller's, ``void_ids``
 for what must not be stored, ``lists`` of opt-outs and pauses, ``personal_data``. For delivery:
 ``claims``. For periodic maintenance: ``maintenance`` and ``notifications``. For operators:
-``decisions``, ``listing``, ``survey`` and ``migrate``. For the HTTP API: ``api``. ``changes`` are
-UPDATEs that a condition guards, of many rows at once; ``event_loop`` keeps work off a loop.
+``decisions``, ``listing``, ``survey`` and ``migrate``. For the HTTP API: ``api``.
 """

@@ -7,19 +7,24 @@ each transaction, or begins another transaction; and its result is read from the
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from asyncio import CancelledError, current_task
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from functools import partial
 from threading import Lock
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import UUID
 from weakref import WeakSet, ref
 
 from sqlalchemy import Connection, Row, Select, delete, event, select
 from sqlalchemy.exc import InvalidRequestError, SQLAlchemyError, UnboundExecutionError
 from sqlalchemy.pool import ConnectionPoolEntry, Pool
+from sqlalchemy.util import await_only
+from sqlalchemy.util.concurrency import in_greenlet
 
 from dispatcher.errors import InvalidDraft, StoreUnavailable, Suppressed, kind_of
 from dispatcher.message import Message
@@ -27,7 +32,6 @@ from dispatcher.store.database import Database
 from dispatcher.store.engines import StoreEngine
 from dispatcher.store.engines.base import Location, files_of
 from dispatcher.store.engines.errors import refused_by_driver, unavailable
-from dispatcher.store.event_loop import beside_the_loop
 from dispatcher.store.lists import is_suppressed
 from dispatcher.store.messages import (
     free_key,
@@ -36,16 +40,48 @@ from dispatcher.store.messages import (
     take_keys_over,
     unsent,
 )
-from dispatcher.store.schema import AS_NAMED, KEYED, Addition, Tables, to_message, to_row
+from dispatcher.store.schema import AS_NAMED, KEYED, Addition, Tables, to_keyed, to_message, to_row
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 _ACCEPTED = "a Session or a Connection of SQLAlchemy"
+_ACCEPTED_OF_LOOP = (
+    "an AsyncSession or an AsyncConnection of SQLAlchemy; with a Session or a Connection call "
+    "submit"
+)
 
 _IDS_AT_ONCE = 1_000
 _WATCHES = "dispatcher.watches"
+
+
+def beside_the_loop(work: Callable[[], T], *, to_its_end: bool = False) -> T:
+    """Do work that waits for servers: where a session of an event loop calls, in a thread.
+
+    Raises CancelledError where its task is cancelled, at once or ``to_its_end``; it is done anyway.
+    """
+    if "greenlet" not in sys.modules or not in_greenlet():
+        return work()
+    # In a bounded pool it could wait for work that waits for a lock of the caller's transaction.
+    thread = ThreadPoolExecutor(1, thread_name_prefix="dispatcher")
+    running = thread.submit(copy_context().run, work)
+    thread.shutdown(wait=False)  # it ends with the work
+    return await_only(_done(running, to_its_end=to_its_end))
+
+
+async def _done(work: Future[T], *, to_its_end: bool) -> T:
+    running = asyncio.wrap_future(work)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        while to_its_end and not running.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([running])
+        raise
 
 
 class Watch(Generic[T]):
@@ -139,7 +175,7 @@ class JoinedTransaction(Generic[T]):
                 raise Suppressed(message.channel)
             take_keys_over(self._tables, connection, [addition])
             # The key first, as everywhere: twins in the opposite order would wait for each other.
-            if key is not None and not self._takes_key(key, message.id, addition.fingerprint):
+            if key is not None and not self._takes_key(addition, key):
                 return False
             is_added = self._backend.try_insert(connection, self._insert, row, AS_NAMED)
             if is_added and (
@@ -162,11 +198,16 @@ class JoinedTransaction(Generic[T]):
             return is_suppressed(self._tables, self._connection, recipient, channel)
 
     def present(self, message_ids: Sequence[UUID]) -> set[UUID]:
+        row, present = self._tables.messages.c, set[UUID]()
         with self._undone_alone():
-            return _present(self._tables, self._connection, message_ids)
+            for start in range(0, len(message_ids), _IDS_AT_ONCE):
+                these = row.id.in_(message_ids[start : start + _IDS_AT_ONCE])
+                query = select(row.id).where(these, self._tables.is_message)
+                present.update(self._connection.scalars(query, execution_options=AS_NAMED))
+        return present
 
-    def _takes_key(self, key: str, message_id: UUID, fingerprint: str | None) -> bool:
-        row = dict(zip(KEYED, (key, message_id, fingerprint), strict=True))
+    def _takes_key(self, addition: Addition, key: str) -> bool:
+        row = dict(zip(KEYED, to_keyed(addition), strict=True))
         insert = partial(
             self._backend.try_insert, self._connection, self._insert_key, row, AS_NAMED
         )
@@ -192,10 +233,17 @@ class JoinedTransaction(Generic[T]):
 
 
 class JoinedMessages:
+    """Joins transactions of callers on the store's database.
+
+    Servers are asked who they are, once for each pool. Where the question fails a database passes.
+    """
+
     def __init__(self, database: Database) -> None:
         self._database = database
         self._tables = database.tables
-        self._identity = _Identity(database)
+        self._lock = Lock()
+        self._ours: Location | None = None
+        self._pools_of_ours: WeakSet[Pool] = WeakSet()
 
     def join(
         self, session: object, on_end: Callable[[Sequence[T], bool], None]
@@ -209,7 +257,7 @@ class JoinedMessages:
         if (theirs := connection.dialect.name) not in backend.names:
             ours = backend.names[0]
             raise InvalidDraft("session", f"is on {theirs}", f"one on the dispatcher's {ours}")
-        try:
+        with _translated():
             if not connection.in_transaction():
                 connection.begin()
             if backend.commits_by_itself(connection):
@@ -220,30 +268,44 @@ class JoinedMessages:
                 raise InvalidDraft(
                     "session", "cuts values that do not fit", "an sql_mode with STRICT_ALL_TABLES"
                 )
-            if self._identity.differs(connection):
+            if self._is_elsewhere(connection):
                 raise InvalidDraft("session", "is on another database", "one on the dispatcher's")
-            return JoinedTransaction(
-                self._tables, backend, connection, watch_of(connection, on_end)
-            )
-        except InvalidRequestError as error:
-            raise _unusable(error) from None
-        except SQLAlchemyError as error:
-            raise unavailable(error) from None
+            watch = watch_of(connection, on_end)
+            return JoinedTransaction(self._tables, backend, connection, watch)
 
     def stored(self, message_ids: Sequence[UUID]) -> set[UUID]:
-        return self._database.run(
-            lambda connection: _present(self._tables, connection, message_ids)
-        )
+        row = self._tables.messages.c
+        query = select(row.id).where(self._tables.is_message)
+        return {message_id for (message_id,) in self._database.read_of(query, row.id, message_ids)}
 
+    def _is_elsewhere(self, connection: Connection) -> bool:
+        pool, backend = connection.engine.pool, self._database.backend
+        with self._lock:
+            if pool in self._pools_of_ours:
+                return False
+        try:
+            ours = beside_the_loop(self._location_of_store)
+            with backend.undone_alone(connection):
+                theirs = backend.location(connection)
+            if not ours & theirs:
+                self._ours = None  # it may be on another server since a failover
+                ours = beside_the_loop(self._location_of_store)
+        except (SQLAlchemyError, StoreUnavailable, OSError):
+            return False
+        if not ours & theirs:
+            return True
+        with self._lock:
+            self._pools_of_ours.add(pool)
+        return False
 
-def _present(tables: Tables, connection: Connection, message_ids: Sequence[UUID]) -> set[UUID]:
-    messages = tables.messages
-    found: set[UUID] = set()
-    for start in range(0, len(message_ids), _IDS_AT_ONCE):
-        some = messages.c.id.in_(message_ids[start : start + _IDS_AT_ONCE])
-        query = select(messages.c.id).where(some, tables.is_message)
-        found.update(connection.scalars(query, execution_options=AS_NAMED))
-    return found
+    def _location_of_store(self) -> Location:
+        backend = self._database.backend
+        if backend.file is not None:
+            # Not through a connection: the caller's transaction may block others.
+            return files_of([backend.file])
+        if self._ours is None:
+            self._ours = self._database.run(backend.location)
+        return self._ours
 
 
 def watch_of(connection: Connection, on_end: Callable[[Sequence[T], bool], None]) -> Watch[T]:
@@ -305,9 +367,9 @@ def _end(watches: Sequence[Watch[Any]], *, answered: bool) -> None:
     try:
         if ended:
             beside_the_loop(end_each)
-    except CancelledError:
+    except asyncio.CancelledError:
         # The pool must get its connection back: the task is cancelled at its next await instead.
-        task = current_task()
+        task = asyncio.current_task()
         if task is not None:
             task.uncancel()
             task.cancel()
@@ -319,48 +381,6 @@ def _end(watches: Sequence[Watch[Any]], *, answered: bool) -> None:
 event.listen(Pool, "checkin", _returns)
 
 
-class _Identity:
-    """Recognises whether a connection is on the store's database: servers are asked who they are.
-
-    Where the question fails the database passes. Each pool is asked once.
-    """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._lock = Lock()
-        self._same: WeakSet[Pool] = WeakSet()
-        self._ours: Location | None = None
-        self._file = database.backend.file
-
-    def differs(self, connection: Connection) -> bool:
-        pool, backend = connection.engine.pool, self._database.backend
-        with self._lock:
-            if pool in self._same:
-                return False
-        try:
-            ours = beside_the_loop(self._location_of_store)
-            with backend.undone_alone(connection):
-                theirs = backend.location(connection)
-            if not ours & theirs:
-                self._ours = None  # it may be on another server since a failover
-                ours = beside_the_loop(self._location_of_store)
-        except (SQLAlchemyError, StoreUnavailable, OSError):
-            return False
-        if not ours & theirs:
-            return True
-        with self._lock:
-            self._same.add(pool)
-        return False
-
-    def _location_of_store(self) -> Location:
-        if self._file is not None:
-            # Not through a connection: the caller's transaction may block others.
-            return files_of([self._file])
-        if self._ours is None:
-            self._ours = self._database.run(self._database.backend.location)
-        return self._ours
-
-
 def connection_of(session: object) -> Connection:
     if isinstance(session, Connection):
         if session.closed or session.invalidated:
@@ -369,27 +389,44 @@ def connection_of(session: object) -> Connection:
     from sqlalchemy.orm import Session, scoped_session  # noqa: PLC0415 - slow, and rarely needed
 
     if isinstance(session, Session):
-        try:
+        with _translated():
             return session.connection()
-        except UnboundExecutionError:
-            problem = "is bound to no database, or to several"
-            raise InvalidDraft(
-                "session", problem, "one with a single bind, or its Connection"
-            ) from None
-        except InvalidRequestError as error:
-            raise _unusable(error) from None
-        except SQLAlchemyError as error:
-            raise unavailable(error) from None
     accepted = _ACCEPTED
     if isinstance(session, scoped_session):
         accepted += ": of a scoped_session, what calling it returns"
-    elif any(
-        kind.__module__.startswith("sqlalchemy.ext.asyncio") for kind in type(session).__mro__
-    ):
+    elif _is_of_loop(session):
         accepted += "; with an asynchronous one: await dispatcher.asubmit(…, session=session)"
     raise InvalidDraft("session", kind_of(session), accepted)
 
 
-def _unusable(error: InvalidRequestError) -> InvalidDraft:
-    problem = f"has no transaction that could be used ({type(error).__name__})"
-    return InvalidDraft("session", problem, "an active one; after an error, roll it back first")
+def session_of_loop(session: object) -> AsyncSession | AsyncConnection:
+    if _is_of_loop(session):
+        from sqlalchemy.ext.asyncio import (  # noqa: PLC0415 - slow, and rarely needed
+            AsyncConnection,
+            AsyncSession,
+        )
+
+        if isinstance(session, AsyncConnection | AsyncSession):
+            return session
+    raise InvalidDraft("session", kind_of(session), _ACCEPTED_OF_LOOP)
+
+
+def _is_of_loop(session: object) -> bool:
+    return any(
+        kind.__module__.startswith("sqlalchemy.ext.asyncio") for kind in type(session).__mro__
+    )
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except UnboundExecutionError:
+        problem, accepted = "is bound to no database, or to several", "one with a single bind"
+        raise InvalidDraft("session", problem, f"{accepted}, or its Connection") from None
+    except InvalidRequestError as error:
+        problem = f"has no transaction that could be used ({type(error).__name__})"
+        accepted = "an active one; after an error, roll it back first"
+        raise InvalidDraft("session", problem, accepted) from None
+    except SQLAlchemyError as error:
+        raise unavailable(error) from None

@@ -37,8 +37,8 @@ from dispatcher.message import (
 )
 from dispatcher.reservation import BookingRequest, Slot, is_planned_id
 from dispatcher.settings import Settings
-from dispatcher.store.event_loop import beside_the_loop
 from dispatcher.store.messages import GivenUp
+from dispatcher.store.outbox import beside_the_loop
 from dispatcher.store.schema import Addition
 from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.rows import DraftRow

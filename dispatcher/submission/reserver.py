@@ -28,8 +28,8 @@ from dispatcher.reservation import (
     Windows,
 )
 from dispatcher.settings import Settings
-from dispatcher.store.event_loop import beside_the_loop
 from dispatcher.store.messages import Messages
+from dispatcher.store.outbox import beside_the_loop
 from dispatcher.store.void_ids import VoidIds
 from dispatcher.submission.pipeline import Entry
 from dispatcher.times.clock import Clock
