@@ -18,8 +18,8 @@ from sqlalchemy.types import TypeEngine
 from dispatcher.forks import never_finalise, renew_after_fork
 from dispatcher.message import dump_json
 from dispatcher.settings import TABLE_PREFIX, Settings
-from dispatcher.store.engines import StoreEngine, engine_of
-from dispatcher.store.engines.base import transaction
+from dispatcher.store.engines import engine_of
+from dispatcher.store.engines.base import StoreEngine, transaction
 from dispatcher.store.engines.errors import (
     cause,
     refused_by_driver,

@@ -29,8 +29,7 @@ from sqlalchemy.util.concurrency import in_greenlet
 from dispatcher.errors import InvalidDraft, StoreUnavailable, Suppressed, kind_of
 from dispatcher.message import Message
 from dispatcher.store.database import Database
-from dispatcher.store.engines import StoreEngine
-from dispatcher.store.engines.base import Location, files_of
+from dispatcher.store.engines.base import Location, StoreEngine, files_of
 from dispatcher.store.engines.errors import refused_by_driver, unavailable
 from dispatcher.store.lists import is_suppressed
 from dispatcher.store.messages import (

@@ -20,7 +20,7 @@ from dispatcher.errors import DispatcherError
 from dispatcher.message import Status
 from dispatcher.settings import Settings
 from dispatcher.store.database import Database
-from dispatcher.store.engines import StoreEngine
+from dispatcher.store.engines.base import StoreEngine
 from dispatcher.telemetry.journal import Event, Journal, Transition
 from dispatcher.testing.clock import RedisTime, TravelClock
 from dispatcher.testing.queue import InProcessQueue

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, func, insert, select
 from dispatcher import Message
 from dispatcher.errors import StoreUnavailable, Suppressed
 from dispatcher.store.database import Database
-from dispatcher.store.engines import InsertFailed
+from dispatcher.store.engines.base import InsertFailed
 from dispatcher.store.lists import Suppressions
 from dispatcher.store.maintenance import StoreMaintenance
 from dispatcher.store.messages import GivenUp, Messages
