@@ -13,10 +13,10 @@ from dispatcher.faults import fault
 from dispatcher.message import Body, Outcome, Status
 from dispatcher.scope import NO_SCOPE
 from dispatcher.store.database import Database
-from dispatcher.store.decisions import DROPPED
 from dispatcher.store.engines.types import database_now
 from dispatcher.store.lists import REASON
 from dispatcher.store.maintenance import OVERDUE
+from dispatcher.store.messages import DROPPED
 from dispatcher.times.send_time import as_text
 
 _VERSION, _VARIANT = 0x7 << 76, 0b10 << 62

@@ -18,9 +18,8 @@ from dispatcher.errors import (
 )
 from dispatcher.message import Message, Status, check_text, is_unchanged
 from dispatcher.settings import Settings
-from dispatcher.store.decisions import StoppedMessage, StoppedMessages
 from dispatcher.store.lists import Suppressions
-from dispatcher.store.messages import Messages
+from dispatcher.store.messages import Messages, StoppedMessage, StoppedMessages
 from dispatcher.submission.changes import ChangeResult, changed
 from dispatcher.telemetry.journal import Journal, Transition
 

@@ -12,7 +12,7 @@ from dispatcher.message import check_recipient, scope_name
 from dispatcher.reservation import Upkeep
 from dispatcher.scope import WITHOUT, Scope, of_scope_on, own_scope
 from dispatcher.settings import Settings
-from dispatcher.store.personal_data import ERASED, PersonalData
+from dispatcher.store.lists import ERASED, PersonalData
 from dispatcher.submission.decisions import Decisions
 from dispatcher.submission.lists import SuppressionList
 

@@ -14,9 +14,8 @@ from sqlalchemy import func, select, text
 from dispatcher.message import Outcome, Status
 from dispatcher.store.claims import Claim, Claims, Failure, Success, now_read_late
 from dispatcher.store.database import Database
-from dispatcher.store.decisions import StoppedMessages
 from dispatcher.store.maintenance import StoreMaintenance
-from dispatcher.store.messages import Messages
+from dispatcher.store.messages import Messages, StoppedMessages
 from tests.store.plans import asked_of, waits_for_a_lock
 from tests.support import rows
 from tests.support.soak import a_third_of

@@ -13,10 +13,9 @@ import pytest
 from dispatcher.message import Message, Outcome
 from dispatcher.store.claims import Claim, Claims, Failure, Success
 from dispatcher.store.database import Database
-from dispatcher.store.decisions import StoppedMessages
 from dispatcher.store.lists import Suppressions
 from dispatcher.store.maintenance import StoreMaintenance, overdue
-from dispatcher.store.messages import Messages
+from dispatcher.store.messages import Messages, StoppedMessages
 from dispatcher.store.notifications import Notifications
 from dispatcher.times.send_time import as_text
 from tests.store.plans import add_many, asked_of, plan_of, touched

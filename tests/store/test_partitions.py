@@ -19,11 +19,10 @@ from dispatcher.faults import InjectedFault
 from dispatcher.message import Outcome
 from dispatcher.store.claims import Claims, Failure, Success
 from dispatcher.store.database import Database
-from dispatcher.store.decisions import StoppedMessages
 from dispatcher.store.engines import partitions
 from dispatcher.store.engines.base import Days
 from dispatcher.store.maintenance import StoreMaintenance
-from dispatcher.store.messages import Messages
+from dispatcher.store.messages import Messages, StoppedMessages
 from dispatcher.store.migrate import migrate
 from dispatcher.store.schema import Addition, to_values
 from dispatcher.store.survey import StoreSurvey
