@@ -16,8 +16,13 @@ from dispatcher.limiters.permits import Permit, Permits
 from dispatcher.redis.keys import PermitKeys, ShardKeys
 from dispatcher.reservation import Rebuild, Reserved, Unconfirmed, Upkeep
 from dispatcher.settings import Settings
-from dispatcher.store.maintenance import ReservationRow, ReservedTime, StoreMaintenance
-from dispatcher.store.void_ids import Settled, VoidIds
+from dispatcher.store.maintenance import (
+    ReservationRow,
+    ReservedTime,
+    Settled,
+    StoreMaintenance,
+    VoidIds,
+)
 from dispatcher.times.clock import Clock
 
 log = logging.getLogger(__name__)

@@ -4,8 +4,8 @@
 between databases. ``schema`` describes the tables that the migrations build, and turns messages
 into rows and back.
 
-For submission there are ``messages``, and ``outbox`` in a transaction of the caller's, ``void_ids``
-for what must not be stored, ``lists`` of opt-outs and pauses, ``personal_data``. For delivery:
-``claims``. For periodic maintenance: ``maintenance`` and ``notifications``. For operators:
-``decisions``, ``listing``, ``survey`` and ``migrate``. For the HTTP API: ``api``.
+For submission there are ``messages``, and ``outbox`` in a transaction of the caller's, ``lists`` of
+opt-outs and pauses. For delivery: ``claims``. For periodic maintenance: ``maintenance`` and
+``notifications``. For operators: ``listing``, ``survey`` and ``migrate``. For the HTTP API:
+``api``.
 """

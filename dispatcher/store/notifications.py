@@ -49,13 +49,11 @@ class Notifications:
         self._tells_errors = tells_errors
         self._tables = database.tables
         self._is_due, self._order = database.backend.due_notifications(database.tables)
-        now = database_now()
         # It has no reservation. After an unknown outcome it is retried whatever its channel says:
         # receivers know a repeated report by its id.
         self._add = insert(self._tables.messages).values(
-            channel=channel, scope=NO_SCOPE, send_at=now, next_attempt_at=now, enqueue_at=now,
-            created_at=now, status=Status.SCHEDULED.value, attempt_count=0,
-            max_attempts=max_attempts, claim_token=0, reserved=False, on_unknown="retry",
+            channel=channel, scope=NO_SCOPE, status=Status.SCHEDULED.value,
+            max_attempts=max_attempts, on_unknown="retry",
         )  # fmt: skip
 
     def tell(self, *, limit: int) -> list[UUID]:

@@ -310,6 +310,7 @@ def tables_named(prefix: str, schema: str | None) -> Tables:
     return Tables(prefix, schema)
 
 
+_NOW = database_now()
 _OF_MARIADB: dict[str, Any] = {"mysql_length": MAX_RECIPIENT, "mariadb_length": MAX_RECIPIENT}
 
 
@@ -322,19 +323,19 @@ def _messages(name: str, metadata: sa.MetaData) -> sa.Table:
         sa.Column("recipient", sa.String(MAX_URL), nullable=False),
         sa.Column("scope", sa.String(MAX_RECIPIENT), nullable=False),
         sa.Column("body", json_type(), nullable=False),
-        sa.Column("send_at", Instant, nullable=False),
-        sa.Column("next_attempt_at", Instant, nullable=False),
-        sa.Column("enqueue_at", Instant, nullable=False),
+        sa.Column("send_at", Instant, nullable=False, default=_NOW),
+        sa.Column("next_attempt_at", Instant, nullable=False, default=_NOW),
+        sa.Column("enqueue_at", Instant, nullable=False, default=_NOW),
         sa.Column("expires_at", Instant),
         sa.Column("status", sa.String(9), nullable=False),
-        sa.Column("attempt_count", sa.SmallInteger, nullable=False),
+        sa.Column("attempt_count", sa.SmallInteger, nullable=False, default=0),
         sa.Column("max_attempts", sa.SmallInteger, nullable=False),
-        sa.Column("claim_token", sa.Integer, nullable=False),
+        sa.Column("claim_token", sa.Integer, nullable=False, default=0),
         sa.Column("claimed_by", id_type()),
         sa.Column("claim_expires_at", Instant),
-        sa.Column("reserved", sa.Boolean, nullable=False),
+        sa.Column("reserved", sa.Boolean, nullable=False, default=False),
         sa.Column("idempotency_key", sa.String(MAX_RECIPIENT)),
-        sa.Column("created_at", Instant, nullable=False),
+        sa.Column("created_at", Instant, nullable=False, default=_NOW),
         sa.Column("finished_at", Instant),
         sa.Column("last_error", sa.Text),
         sa.Column("scopes", json_type(none_as_null=True)),

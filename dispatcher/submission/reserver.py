@@ -28,9 +28,9 @@ from dispatcher.reservation import (
     Windows,
 )
 from dispatcher.settings import Settings
+from dispatcher.store.maintenance import VoidIds
 from dispatcher.store.messages import Messages
 from dispatcher.store.outbox import beside_the_loop
-from dispatcher.store.void_ids import VoidIds
 from dispatcher.submission.pipeline import Entry
 from dispatcher.times.clock import Clock
 
