@@ -20,7 +20,7 @@ from tests.support.servers import RedisServer
 
 SHARED = {
     "reservation/clock", "reservation/rule", "limiters/limits",
-    "limiters/limits_members", "limiters/limits_kept",
+    "limiters/limits_members",
 }  # fmt: skip
 """Included by others; no scripts of their own."""
 COMPOSED = [f"limiters/limits_{name}" for name in ("acquire", "give_back")]
@@ -61,7 +61,7 @@ def test_each_part_of_the_scripts_of_limiters_is_the_kind_of_an_exported_class()
 def test_a_composed_script_holds_its_parts_and_builds_no_key_names(name: str) -> None:
     kinds = tuple(part.partition("/")[2] for part in PARTS)
     whole = composed(name, kinds)
-    assert all(f"\nkinds.{kind} = {kind}\n" in whole for kind in kinds)
+    assert all(f"\nkinds.{kind} = " in whole for kind in kinds)
     assert "@parts" not in whole
     assert not BUILT.search(re.sub(r"--.*", "", whole))
     assert "kinds.gcra" not in composed(name, ("fixed_window",))

@@ -4,7 +4,6 @@
 -- score: when its hold ends, ms
 -- Words 1 count   2 length of a hold, ms
 
--- @include limits_kept.lua
+-- @include sliding_log.lua
 
-local concurrency = kept_limit(true)
-kinds.concurrency = concurrency
+kinds.concurrency = kept_limit(true)

@@ -4,9 +4,72 @@
 -- score: when it was taken, ms
 -- Words 1 count   2 length, ms
 --
--- A permit counts until exactly one length after it was taken.
+-- A permit counts until exactly one length after it was taken. Of holds the score says until when.
 
--- @include limits_kept.lua
+-- @include limits_members.lua
 
-local sliding_log = kept_limit(false)
-kinds.sliding_log = sliding_log
+-- One call in sixteen removes members that do not count any more. The key outlives each that counts,
+-- also holds that another limit of this name took for longer.
+local function kept_limit(holds)
+  local kind = {holds = holds}
+
+  function kind.read(index, at)
+    local count, length = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
+    local lasts = holds and 0 or length
+    local taken = redis.call('ZCOUNT', KEYS[index], now - lasts + 1, '+inf')
+    return {
+      kind = kind, index = index, count = count, room = count - taken,
+      length = length, lasts = lasts, taken = taken, begun = false
+    }, at + 2
+  end
+
+  -- Of the members, newest first, all but the first count - n must have ended.
+  function kind.wait(state, n, ahead)
+    local cycles = math.floor((ahead + n - 1) / state.count)
+    local rank = state.count - (ahead + n - cycles * state.count)
+    local member = redis.call('ZREVRANGE', KEYS[state.index], rank, rank, 'WITHSCORES')
+    local at = member[2] and tonumber(member[2]) or now - state.lasts
+    return math.max(0, at + state.lasts - now) + cycles * state.length
+  end
+
+  function kind.take(state, n, id)
+    local key = KEYS[state.index]
+    add_members(key, now + state.length - state.lasts, id, n)
+    if not state.begun then
+      if now_us % 16 == 0 then
+        redis.call('ZREMRANGEBYSCORE', key, '-inf', now - state.lasts)
+      end
+      if state.taken == 0 or redis.call('PTTL', key) < state.length then
+        redis.call('PEXPIRE', key, 2 * state.length)
+      end
+    end
+    state.taken, state.room, state.begun = state.taken + n, state.room - n, true
+  end
+
+  function kind.whole(state)
+    if state.taken == 0 then
+      return 0
+    elseif state.begun and not holds then
+      return state.length
+    end
+    local last = redis.call('ZREVRANGE', KEYS[state.index], 0, 0, 'WITHSCORES')
+    return last[2] and math.max(0, last[2] + state.lasts - now) or 0
+  end
+
+  function kind.knows(state, id)
+    local key = KEYS[state.index]
+    local at = redis.call('ZSCORE', key, id)
+    if not at or at + state.lasts <= now then
+      return 0
+    end
+    return count_members(key, at, id)
+  end
+
+  function kind.back(state, n, id)
+    return remove_members(KEYS[state.index], id, n)
+  end
+
+  return kind
+end
+
+kinds.sliding_log = kept_limit(false)
