@@ -23,7 +23,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from dispatcher.errors import InvalidValue, LimitersUnavailable
 from dispatcher.limiters.decision import Decision
 from dispatcher.limiters.direct_calls import AsyncClient, AsyncDirectCalls, Client, DirectCalls
-from dispatcher.limiters.limit_set import Keys, LimitSet, Reply, Words, new_id
+from dispatcher.limiters.limit_set import Keys, LimitSet, Reply, new_id
 from dispatcher.limiters.operations import Operations, Request
 from dispatcher.redis import errors
 from dispatcher.times.clock import SystemClock
@@ -177,9 +177,9 @@ class Limiter(Operations):
             return answer
         raise AssertionError("an operation on a client of redis was suspended")
 
-    async def _call(self, script: str, keys: Sequence[str], args: Words) -> Reply:
+    async def _call(self, command: Callable[..., Any], *words: Any) -> Reply:
         with translated:
-            return _as_reply(self._script(script)(keys=keys, args=args))
+            return _as_reply(command(*words))
 
     async def _call_directly(self, key: str, n: int, permit: str, is_new: bool) -> Reply:
         with translated:
@@ -271,9 +271,9 @@ class AsyncLimiter(Operations):
     def _run(self, operation: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         return operation
 
-    async def _call(self, script: str, keys: Sequence[str], args: Words) -> Reply:
+    async def _call(self, command: Callable[..., Any], *words: Any) -> Reply:
         with translated:
-            return _as_reply(await self._script(script)(keys=keys, args=args))
+            return _as_reply(await command(*words))
 
     async def _call_directly(self, key: str, n: int, permit: str, is_new: bool) -> Reply:
         with translated:

@@ -123,7 +123,7 @@ class Operations(ABC):
     def _decorated(self, function: Callable[P, T], block: Callable[..., Any]) -> Callable[P, T]: ...
 
     @abstractmethod
-    async def _call(self, script: str, keys: Sequence[str], args: Words) -> Reply: ...
+    async def _call(self, command: Callable[..., Any], *words: Any) -> Reply: ...
 
     @abstractmethod
     async def _call_directly(self, key: str, n: int, permit: str, is_new: bool) -> Reply:
@@ -206,7 +206,7 @@ class Operations(ABC):
         return returned
 
     async def _reset(self, keys: Keys) -> None:
-        await self._call("limits_reset", self._limit_set.key_names(keys), ())
+        await self._call(self._client.delete, *self._limit_set.key_names(keys))
 
     async def _take(self, keys: Keys, n: int, permit: str, patience: float | None) -> Decision:
         check_permits(n, self.limits)
@@ -250,7 +250,7 @@ class Operations(ABC):
         """Ask, and ask again with other calendar periods where the server's time needs them."""
         for _ in range(_TRIES):
             now_ms = self._limit_set.server_ms()
-            reply = await self._call(script, names, words(now_ms))
+            reply = await self._call(self._script(script), names, words(now_ms))
             if len(reply) > 1:
                 return reply
             self._limit_set.shift_ms += reply[0] - now_ms
@@ -274,12 +274,13 @@ class Operations(ABC):
     async def _renew(self, keys: Keys, permit: str) -> bool:
         names = self._state_names(keys, "concurrency", "a Concurrency")
         lengths = [part.hold_ms for part in self.limits if part.hold_ms]
-        [done] = await self._call("limits_renew", names, (checked(permit), *lengths))
+        script = self._script("limits_holds")
+        [done] = await self._call(script, names, (checked(permit), *lengths))
         return done == 1
 
     async def _end_holds(self, keys: Keys, permit: str) -> int:
         names = self._state_names(keys, "concurrency", "a Concurrency")
-        [ended] = await self._call("limits_end_holds", names, (checked(permit),))
+        [ended] = await self._call(self._script("limits_holds"), names, (checked(permit),))
         return ended
 
     async def _close(
@@ -296,7 +297,7 @@ class Operations(ABC):
         if until is not None and until > _LATEST:
             raise InvalidValue("until", quoted(until), "a time before the year 9999")
         until_ms = 0 if until is None else max(0, to_ms(until))
-        [ends] = await self._call("limits_close", names, (ms, until_ms))
+        [ends] = await self._call(self._script("limits_close"), names, (ms, until_ms))
         return from_ms(ends)
 
     def _state_names(self, keys: Keys, kind: str, accepted: str) -> list[str]:
