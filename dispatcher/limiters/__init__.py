@@ -28,7 +28,7 @@ from dispatcher.limiters.algorithms import (
     SlidingLog,
     parse,
 )
-from dispatcher.limiters.decision import Decision, Refusal, State
+from dispatcher.limiters.limit_set import Decision, Refusal, State
 from dispatcher.limiters.limiter import AsyncLimiter, Limiter
 from dispatcher.limiters.operations import Request
 

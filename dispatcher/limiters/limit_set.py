@@ -1,4 +1,4 @@
-"""A set of limits on one Redis: the keys, arguments and replies of its scripts. Sends nothing."""
+"""A set of limits on one Redis: keys, arguments and replies of its scripts, and its answers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import os
 import re
 from base64 import urlsafe_b64encode
 from collections.abc import Sequence
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
 from operator import attrgetter
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from redis.crc import key_slot
 
 from dispatcher.errors import InvalidValue, LimitersUnavailable, kind_of, plain, quoted
-from dispatcher.limiters.decision import NEVER, Decision, Refusal, State
 from dispatcher.redis.errors import is_pool_full
 from dispatcher.redis.keys import LimiterKeys
 from dispatcher.redis.scripts import composed
@@ -45,6 +46,75 @@ _LONGEST_KEY = 1_024
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ID = re.compile(rf"[^\0\ud800-\udfff]{{1,{_LONGEST_ID}}}")
 _NO_WAIT = timedelta(0)
+
+
+class State(StrEnum):
+    """How a limiter answered."""
+
+    ALLOWED = "allowed"
+    REACHED = "reached"
+    """Allowed, and nothing more is left: a batch may pause here."""
+    REFUSED = "refused"
+    OVERSIZED = "oversized"
+    """Refused for good: a limit never gives so many permits at once."""
+    UNKNOWN = "unknown"
+    """Redis could not be asked. Allowed only where ``on_error`` says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One limit that refused.
+
+    ``limit`` is its text: ``5/minute``, with a name ``login (5/minute)``, and of several that read
+    alike ``5/minute (limit 2 of 3)``. ``index`` is its position among the limits, from 0.
+    ``retry_after`` is how long it alone makes the caller wait; ``timedelta.max`` where it never
+    gives so many permits at once.
+    """
+
+    limit: str
+    index: int
+    retry_after: timedelta
+
+
+class Decision(NamedTuple):
+    """A limiter's answer. True in a condition exactly when ``allowed``.
+
+    Of several limits, ``limit``, ``remaining`` and ``reset_at`` are those of the one that
+    decides: the one that makes the caller wait longest, or the one with the least room left.
+    """
+
+    allowed: bool
+    """Whether it may go now."""
+    state: State
+    """How the limiter answered."""
+    limit: int
+    """How many permits the deciding limit gives at most; 0 where it counts nothing."""
+    remaining: int
+    """How many more it would give now."""
+    retry_after: timedelta
+    """How long to wait before asking again; zero when allowed.
+
+    Exact if no other caller asks meanwhile.
+    ``timedelta.max`` when the state is ``oversized``: waiting does not help.
+    """
+    reset_at: datetime
+    """When no permit that was taken counts any more, by the server's clock, aware UTC."""
+    granted: int = 0
+    """How many permits were taken."""
+    permit: str = ""
+    """The id of the permits; ``give_back`` takes it."""
+    refusals: tuple[Refusal, ...] = ()
+    """All limits that refused, the longest wait first; empty unless refused."""
+    position: int = 0
+    """The position of the deciding limit among the limits, from 0."""
+
+    @property
+    def refused_by(self) -> str | None:
+        """The limit that makes the caller wait longest, as text; None unless refused."""
+        return self.refusals[0].limit if self.refusals else None
+
+    def __bool__(self) -> bool:
+        return self.allowed
 
 
 class LimitSet:
@@ -205,7 +275,7 @@ class LimitSet:
 
 
 def _length(wait_ms: int) -> timedelta:
-    return NEVER if wait_ms < 0 else wait_ms * MILLISECOND
+    return timedelta.max if wait_ms < 0 else wait_ms * MILLISECOND
 
 
 def texts_of(parts: Sequence[Algorithm]) -> list[str]:

@@ -21,9 +21,8 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from dispatcher.errors import InvalidValue, LimitersUnavailable
-from dispatcher.limiters.decision import Decision
 from dispatcher.limiters.direct_calls import AsyncClient, AsyncDirectCalls, Client, DirectCalls
-from dispatcher.limiters.limit_set import Keys, LimitSet, Reply, new_id
+from dispatcher.limiters.limit_set import Decision, Keys, LimitSet, Reply, new_id
 from dispatcher.limiters.operations import Operations, Request
 from dispatcher.redis import errors
 from dispatcher.times.clock import SystemClock

@@ -19,13 +19,14 @@ from math import ceil, inf
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from dispatcher.errors import InvalidValue, LimitersUnavailable, LimitReached, kind_of, quoted
-from dispatcher.limiters.decision import Decision, State
 from dispatcher.limiters.direct_calls import AsyncClient, Client
 from dispatcher.limiters.limit_set import (
+    Decision,
     Keys,
     LimitSet,
     OnError,
     Reply,
+    State,
     Words,
     check_permits,
     checked,
