@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -9,14 +11,15 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
+import redis
 from celery import Celery
 from kombu.connection import ConnectionPool
+from kombu.exceptions import VersionMismatch
 from kombu.pools import ProducerPool
-from redis.exceptions import ReadOnlyError
 
 from dispatcher.celery.configuration import DELIVER
-from dispatcher.celery.errors import translated
 from dispatcher.errors import QueueUnavailable
+from dispatcher.redis import errors as of_redis
 from dispatcher.settings import Settings
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.clock import Clock
@@ -25,6 +28,19 @@ EARLY = timedelta(milliseconds=20)
 """How long before its first message is due a task begins, to claim and to take permits."""
 _PAUSE_SECONDS = 1.0
 _BATCH = 500
+_REFUSALS: dict[object, tuple[str, str]] = {
+    403: (
+        "the broker refuses the user or the password, or a right of the user",
+        "correct them in broker_url, or give the user all rights there",
+    ),
+    530: (
+        "the broker has no such virtual host, or the user lacks the right to it",
+        "create it, grant the right, or correct broker_url",
+    ),
+}
+"""Meaning and remedy of AMQP's refusals of a client, by their code."""
+_FITTING_VERSIONS = "install 'kombu<5.7', or redis 6.1 or newer"
+"""The remedy where kombu refuses the installed redis-py."""
 
 
 class Ticket(NamedTuple):
@@ -120,7 +136,9 @@ class Queue:
         try:
             self._publish(list(groups))
         except Exception as error:
-            if isinstance(error, ReadOnlyError):  # a replica by now, whose name may lead elsewhere
+            if isinstance(
+                error, redis.exceptions.ReadOnlyError
+            ):  # a replica by now, whose name may lead elsewhere
                 self.close()
                 self._open()
             self._declared.clear()
@@ -156,3 +174,23 @@ class Queue:
                     amqp.send_task_message(
                         producer, DELIVER, content, queue=queue, declare=[], retry=False
                     )
+
+
+def translated(error: Exception, what: str) -> QueueUnavailable:
+    """Return an error of kombu as ours. ``what`` says what failed."""
+    if isinstance(error, VersionMismatch):
+        return QueueUnavailable(f"{what}: {error}", remedy=_FITTING_VERSIONS)
+    if (code := getattr(error, "reply_code", 0)) in _REFUSALS:
+        reason, remedy = _REFUSALS[code]
+        return QueueUnavailable(reason, remedy=remedy)
+    cause = error.__cause__ or error  # kombu puts errors of the line into one of its own
+    if isinstance(cause, redis.RedisError):
+        helps = of_redis.remedy(cause).replace("redis_url", "broker_url")
+        return QueueUnavailable(of_redis.reason(cause), remedy=helps)
+    if isinstance(cause, socket.gaierror):
+        helps = "correct it in broker_url, or let this machine resolve it"
+        return QueueUnavailable("the host name of the broker is unknown", remedy=helps)
+    if isinstance(cause, ssl.SSLError):
+        helps = "correct broker_url, or the certificate of the broker"
+        return QueueUnavailable("TLS with the broker fails", remedy=helps)
+    return QueueUnavailable(f"{what} ({type(error).__name__})")

@@ -13,7 +13,7 @@ from celery.app.utils import find_app
 from kombu import Connection
 
 from dispatcher.celery.configuration import DELIVER, beat_schedule
-from dispatcher.celery.errors import translated
+from dispatcher.celery.queue import translated
 from dispatcher.errors import InvalidSettings, InvalidValue, quoted
 from dispatcher.settings import Settings
 
