@@ -19,7 +19,7 @@ from dispatcher.cli.app import AsJson, command, command_group, confirm, say_erro
 from dispatcher.cli.progress import bar
 from dispatcher.client import Dispatcher
 from dispatcher.message import visible_text
-from dispatcher.operations.findings import Examination, Level
+from dispatcher.operations.checks import Examination, Level
 from dispatcher.operations.verification import Fault, Verified
 from dispatcher.settings import Settings
 from dispatcher.times.send_time import as_text

@@ -16,7 +16,7 @@ from django.core.checks import Warning as Warned
 from dispatcher.app import App
 from dispatcher.django import configuration
 from dispatcher.errors import InvalidSettings
-from dispatcher.operations.findings import Level
+from dispatcher.operations.checks import Level
 from dispatcher.settings import Settings
 from dispatcher.store.engines import engine_of
 from dispatcher.transports import close_all, load

@@ -1,34 +1,92 @@
-"""The checks of the doctor, which ask and judge: ``redis_version`` is ``redis.version``.
+"""The checks of the doctor, which ask and judge, and their findings, each with a remedy.
 
-Where a server does not answer, those that need it are skipped.
+``redis_version`` is ``redis.version``. Where a server does not answer, those that need it are
+skipped.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from enum import StrEnum
 from functools import wraps
 from typing import TYPE_CHECKING, NamedTuple
 
 from dispatcher.errors import InvalidSettings, StoreUnavailable, Unavailable
 from dispatcher.file_modes import open_to_others
-from dispatcher.operations.findings import Finding, Level, error, ok, skipped, warning
 from dispatcher.redis.errors import START_REDIS
 from dispatcher.reservation import RedisNode
 from dispatcher.reservation.taken_keys import REMEDY
 from dispatcher.settings import Settings, config_file
 from dispatcher.store.maintenance import MOST_GRACES
 from dispatcher.store.survey import LateCount
-from dispatcher.telemetry.hooks import find as find_hooks
+from dispatcher.telemetry.listeners import find_hooks
 from dispatcher.telemetry.liveness import MISSED_INTERVALS, Kind
 from dispatcher.times.clock import Clock
 from dispatcher.times.zones import PACKAGE, database
 
 if TYPE_CHECKING:
     from dispatcher.operations.doctor import Doctor
+
+
+class Level(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    """It works, and will fail under circumstances that the finding names."""
+    ERROR = "error"
+    """It does not work, or breaks a promise."""
+    SKIPPED = "skipped"
+    """Not examined, because of another finding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The result of one check, and its remedy.
+
+    With ``stops_worker`` a worker must not start: waiting does not correct the error.
+    """
+
+    check: str = ""
+    level: Level
+    found: str
+    remedy: str | None = None
+    stops_worker: bool = False
+
+
+def ok(found: str) -> Finding:
+    return Finding(level=Level.OK, found=found)
+
+
+def warning(found: str, remedy: str) -> Finding:
+    return Finding(level=Level.WARNING, found=found, remedy=remedy)
+
+
+def error(found: str, remedy: str, *, stops_worker: bool = False) -> Finding:
+    return Finding(level=Level.ERROR, found=found, remedy=remedy, stops_worker=stops_worker)
+
+
+def skipped(found: str) -> Finding:
+    return Finding(level=Level.SKIPPED, found=found)
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    findings: tuple[Finding, ...]
+
+    @property
+    def counts(self) -> Mapping[Level, int]:
+        counted = Counter(each.level for each in self.findings)
+        return {level: counted[level] for level in Level}
+
+    @property
+    def level(self) -> Level:
+        counts = self.counts
+        return next((each for each in (Level.ERROR, Level.WARNING) if counts[each]), Level.OK)
+
 
 Check = Callable[["Doctor"], Finding]
 

@@ -17,8 +17,7 @@ from sqlalchemy import Engine, event
 
 from dispatcher.celery.install import install
 from dispatcher.operations import checks
-from dispatcher.operations.checks import Offset, measure
-from dispatcher.operations.findings import Finding, Level
+from dispatcher.operations.checks import Finding, Level, Offset, measure
 from dispatcher.redis.keys import LooseKeys
 from dispatcher.reservation import RedisNode
 from dispatcher.store.database import Database

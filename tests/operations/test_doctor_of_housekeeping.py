@@ -13,7 +13,7 @@ from sqlalchemy.engine import make_url
 
 from dispatcher.message import Status
 from dispatcher.operations import checks
-from dispatcher.operations.findings import Level
+from dispatcher.operations.checks import Level
 from dispatcher.store.database import Database
 from dispatcher.store.engines import postgresql
 from dispatcher.store.engines.base import Backlog, Days, Housekeeping, Slot

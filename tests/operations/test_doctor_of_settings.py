@@ -14,8 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from dispatcher import Message, PermanentFailure, Settings
-from dispatcher.operations.checks import CHECKS
-from dispatcher.operations.findings import Finding
+from dispatcher.operations.checks import CHECKS, Finding
 from tests.support.examining import ERROR, OK, WARNING, doctor_for
 from tests.support.mail import CLOSE, HANG, PASSWORD, USER, MailServer, ScriptedServer, certified
 

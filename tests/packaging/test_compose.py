@@ -17,7 +17,7 @@ import yaml
 from dispatcher import Settings
 from dispatcher.embedded import redis_server
 from dispatcher.operations import checks
-from dispatcher.operations.findings import Level
+from dispatcher.operations.checks import Level
 from dispatcher.reservation import RedisNode
 from tests.support.nodes import free_port
 from tests.support.servers import RedisServer

@@ -13,7 +13,7 @@ import pytest
 from dispatcher import Draft, LimitersUnavailable, Message, QuotaExceeded, Status
 from dispatcher.limiters.permits import Permit
 from dispatcher.message import new_id
-from dispatcher.operations.findings import Level
+from dispatcher.operations.checks import Level
 from dispatcher.redis.keys import shard_of
 from tests.support.all_windows import let_graces_pass, promised, windows_of
 from tests.support.callers import callers_engine

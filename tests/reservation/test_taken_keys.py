@@ -10,7 +10,7 @@ import pytest
 
 from dispatcher import Fault, ReservationsUnavailable
 from dispatcher.errors import SlotRefused
-from dispatcher.operations.findings import Finding, Level
+from dispatcher.operations.checks import Finding, Level
 from tests.support.all_windows import promised, windows_of
 from tests.support.examining import doctor_for
 from tests.support.house import FAR, House

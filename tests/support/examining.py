@@ -11,8 +11,8 @@ from celery import Celery
 
 from dispatcher.app import App
 from dispatcher.errors import Unavailable
+from dispatcher.operations.checks import Finding, Level
 from dispatcher.operations.doctor import Doctor
-from dispatcher.operations.findings import Finding, Level
 from dispatcher.settings import Settings
 from dispatcher.telemetry.liveness import Kind
 from dispatcher.times.clock import Clock
