@@ -21,7 +21,7 @@ from dispatcher.errors import ReservationsUnavailable, Unavailable
 from dispatcher.redis.client import now_ms
 from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import LooseKeys
-from dispatcher.telemetry.threads import started
+from dispatcher.telemetry.listeners import started
 from dispatcher.times.clock import Clock
 from dispatcher.times.lengths import MILLISECOND
 from dispatcher.times.zones import database

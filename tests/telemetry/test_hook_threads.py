@@ -12,8 +12,8 @@ from uuid import UUID
 import pytest
 
 from dispatcher import InvalidSettings, Message, Status, StoreUnavailable
-from dispatcher.telemetry.hooks import KNOWN, Hooks, find
 from dispatcher.telemetry.journal import Journal, Transition
+from dispatcher.telemetry.listeners import KNOWN, Hooks, find_hooks
 from tests.support.doubles import HookCalls
 from tests.support.house_fixtures import Build
 from tests.support.rows import a_message
@@ -150,7 +150,7 @@ class Slow:
 def test_a_hanging_hook_holds_up_no_work_and_its_queue_is_bounded(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dispatcher.telemetry.hooks._MOST_WAITING", 10)
+    monkeypatch.setattr("dispatcher.telemetry.listeners._MOST_FOR_HOOKS", 10)
     caplog.set_level(logging.WARNING)
     slow = Slow()
     hooks = Hooks(slow, read=lambda _: [])
@@ -179,7 +179,7 @@ def test_a_hanging_hook_holds_up_no_work_and_its_queue_is_bounded(
 )
 def test_a_setting_that_names_no_hooks_is_refused(name: str, problem: str) -> None:
     with pytest.raises(InvalidSettings, match=problem) as caught:
-        find(f"{__name__}:{name}")
+        find_hooks(f"{__name__}:{name}")
     assert caught.value.field == "hooks"
 
 
