@@ -1,9 +1,9 @@
 """Deliver a group of messages: claim, permit, send, record.
 
 ``task`` is what Celery calls: it claims, asks for permits and gives what has one to the
-``sender_pool`` of its channel. A ``group`` records what came of each send and puts back what was
-not sent. ``sender`` sends one message; ``send_log`` notes each send before it begins. ``sweep``
-and ``reconciler`` are the periodic maintenance.
+``sender_pool`` of its channel. A ``group`` sends, records what came of it and puts back what was
+not sent; ``send_log`` notes each send before it begins. ``sweep`` and ``reconciler`` are the
+periodic maintenance.
 """
 
 from dispatcher.delivery.group import Shared, StopFlag

@@ -1,4 +1,4 @@
-"""A group of claims: ask for permits, record outcomes, renew claims, put back what was not sent."""
+"""A group of claims: ask for permits, send, record, renew claims, put back what was not sent."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import random
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from mmap import mmap
@@ -15,9 +16,18 @@ from uuid import UUID
 
 from dispatcher.celery.queue import Queue, Ticket
 from dispatcher.delivery.send_log import ClaimLog
-from dispatcher.errors import InvalidValue, LimitersUnavailable, QueueUnavailable, StoreUnavailable
+from dispatcher.errors import (
+    InvalidValue,
+    LimitersUnavailable,
+    PerhapsSent,
+    PermanentFailure,
+    QueueUnavailable,
+    StoreUnavailable,
+    TemporaryFailure,
+)
 from dispatcher.faults import fault
 from dispatcher.limiters.permits import Permit, Permits
+from dispatcher.message import Outcome, storable_text
 from dispatcher.settings import Settings
 from dispatcher.store.claims import Claim, Claims, Failure, Success
 from dispatcher.telemetry.journal import Journal, Transition
@@ -29,6 +39,7 @@ from dispatcher.times.zones import known_zone
 if TYPE_CHECKING:
     from dispatcher.delivery.sender_pool import SenderPool
     from dispatcher.telemetry.spans import Spans
+    from dispatcher.transports import Transport
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +55,9 @@ _RENEW_AGAIN_SECONDS = 1.0
 _LONGEST_ASKING_SECONDS = 0.25
 """Longest wait for permits that a worker spends holding messages."""
 _LIMITERS_PAUSE = timedelta(seconds=1)
+_LONGEST_WAIT = timedelta(days=366)
+_IN_TIME = 0.5
+"""Share of the timeout after which a send that failed had no answer in time."""
 LONGEST_CLAIM_SECONDS = 600.0
 """After this time the claim of a send that does not end is not renewed: its message is rescued."""
 
@@ -90,8 +104,7 @@ class Group:
     """Messages that were claimed together, until each is recorded or put back.
 
     One thread at a time leads it: the task's, then that of :class:`LastingSends`. The senders of
-    ``pools``, by channel, ask for a :meth:`refusal`, :meth:`begin` and :meth:`report` what came
-    of each claim that they took. Times are of the monotonic clock.
+    ``pools``, by channel, :meth:`send` the claims that they take. Times are of the monotonic clock.
     """
 
     def __init__(
@@ -137,7 +150,47 @@ class Group:
 
     # Called by senders.
 
-    def refusal(self, claim: Claim, now: float) -> timedelta | None:
+    def send(self, claim: Claim, transport: Transport) -> bool | None:
+        """Send a message if it still may be sent, and note what came of it.
+
+        Return whether its destination answered in time, None where nothing was sent. After anything
+        but an ``Exception`` of the transport no other message of the group is sent.
+        """
+        report: Report
+        try:
+            report = self._try_send(claim, transport)
+        except BaseException as error:  # noqa: BLE001 - the thread that leads the group raises it
+            report = error
+            self.error = self.error or error
+            self._send_log.keep()
+        self._reports.append((claim, report))
+        if len(self._reports) >= len(self._sending):
+            self._all_reported.set()
+        return report.in_time if isinstance(report, EndedSend) else None
+
+    def _try_send(self, claim: Claim, transport: Transport) -> EndedSend | timedelta:
+        clock = self._shared.clock
+        fault("deliver.before_send")
+        wait = self._refusal(claim, clock.monotonic())
+        if wait is not None:
+            return wait
+        if not self._send_log.begin(claim.message.id):
+            return NO_WAIT
+        self._begun.add(claim.message.id)
+        fault("deliver.after_begin")
+        now = clock.monotonic()
+        wait = self._refusal(claim, now)  # the note may have waited for a slow disk
+        if wait is not None:
+            return wait
+        record = self._call(transport, claim)
+        fault("deliver.after_send")
+        # Counted at its end: a send is never later than that, so never counted too early.
+        ended_at = clock.monotonic()
+        late_by = now - self.received_at + claim.late_by
+        in_time = isinstance(record, Success) or ended_at - now < self._timeout * _IN_TIME
+        return EndedSend(record, ended_at, late_by, in_time)
+
+    def _refusal(self, claim: Claim, now: float) -> timedelta | None:
         """Return when a message that must not be sent comes back; None for one that may be sent."""
         is_over = self.error is not None or self._shared.is_stopping
         if is_over or claim.message.id in self._lost or self._ends_at - now < self._timeout:
@@ -147,24 +200,62 @@ class Group:
         closed_for = self._closed_until.get(claim.message.channel, now) - now
         return timedelta(seconds=closed_for) if closed_for > 0 else None
 
-    def close(self, channel: str, until: float) -> None:
+    def _call(self, transport: Transport, claim: Claim) -> Success | Failure:
+        spans = self._shared.spans
+        record: Success | Failure
+        with nullcontext() if spans is None else spans.delivering(claim.message) as came_to:
+            try:
+                receipt = transport.send(claim.message)
+            except Exception as error:  # noqa: BLE001 - a transport may raise anything
+                record = self._failure(claim, error)
+            else:
+                record = Success(claim, None if receipt is None else storable_text(receipt))
+            if came_to is not None:
+                came_to(record.outcome, record.error_type if isinstance(record, Failure) else None)
+        return record
+
+    def _failure(self, claim: Claim, error: Exception) -> Failure:
+        message, kind = claim.message, type(error).__name__
+        text = storable_text(f"{kind}: {storable_text(error)}")
+        outcome, asked, counts = Outcome.UNKNOWN, NO_WAIT, True
+        match error:
+            case PermanentFailure():
+                return Failure(claim, Outcome.PERMANENT, text, None, kind)
+            case TemporaryFailure():
+                outcome = Outcome.TEMPORARY
+                if isinstance(error.retry_after, timedelta):
+                    asked = min(max(error.retry_after, NO_WAIT), _LONGEST_WAIT)
+                if error.closes_channel and asked:
+                    # It says nothing of the message, so it uses up none of its attempts.
+                    counts = False
+                    self._close(message.channel, asked)
+            case PerhapsSent():
+                ...
+            case _:  # it may be with the provider: a line that broke, say
+                log.warning(
+                    "message %s: its transport raised %s, none of TemporaryFailure, "
+                    "PermanentFailure and PerhapsSent; its outcome is unknown", message.id, kind,
+                )  # fmt: skip
+        wait = None
+        if message.attempt_count < message.max_attempts or not counts:
+            channel = self._shared.settings.channels[message.channel]
+            wait = asked + backoff(
+                message.attempt_count,
+                base=channel.backoff_base,
+                longest=channel.backoff_longest,
+                jitter=self._shared.jitter(),
+            )
+        return Failure(claim, outcome, text, wait, kind, counts)
+
+    def _close(self, channel: str, wait: timedelta) -> None:
+        """Send nothing more on the channel until its provider wants to be asked."""
+        until = self._shared.clock.monotonic() + wait.total_seconds()
         with self._lock:  # the later end holds
             self._closed_until[channel] = max(until, self._closed_until.get(channel, until))
-
-    def begin(self, claim: Claim) -> bool:
-        """Note that a send begins; return False where it may not, because it cannot be noted."""
-        if not self._send_log.begin(claim.message.id):
-            return False
-        self._begun.add(claim.message.id)
-        return True
-
-    def report(self, claim: Claim, report: Report) -> None:
-        if isinstance(report, BaseException):
-            self.error = self.error or report
-            self._send_log.keep()
-        self._reports.append((claim, report))
-        if len(self._reports) >= len(self._sending):
-            self._all_reported.set()
+        try:
+            self._shared.permits.close(channel, wait)
+        except LimitersUnavailable as error:
+            log.warning("could not close channel %s to other workers: %s", channel, error)
 
     # Called by the thread that leads.
 
@@ -506,3 +597,13 @@ def _quiet_wait(claim: Claim, settings: Settings) -> timedelta:
     if ends_ms is None:
         return NO_WAIT
     return from_ms(ends_ms) - message.send_at - timedelta(seconds=claim.late_by)
+
+
+def backoff(attempt: int, *, base: timedelta, longest: timedelta, jitter: float) -> timedelta:
+    """Return the wait after attempt number ``attempt`` (from 1). ``jitter`` is 0 to 1, random.
+
+    Full jitter spreads a herd that failed together better than any narrower one (M. Brooker,
+    "Exponential Backoff And Jitter", AWS Architecture Blog, 2015).
+    """
+    ceiling: timedelta = min(base * (1 << min(attempt - 1, 32)), longest)
+    return ceiling * jitter

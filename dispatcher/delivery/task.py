@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from uuid import UUID
@@ -15,7 +16,6 @@ from uuid import UUID
 from dispatcher.celery.queue import EARLY
 from dispatcher.delivery.group import LONGEST_CLAIM_SECONDS, RECORD_EVERY_SECONDS, Group, Shared
 from dispatcher.delivery.send_log import SendLogs
-from dispatcher.delivery.sender import Sender
 from dispatcher.delivery.sender_pool import Destinations, SenderPool
 from dispatcher.errors import StoreUnavailable
 from dispatcher.faults import fault
@@ -132,7 +132,7 @@ class Delivery:
                 longest=channel.backoff_longest,
                 clock=shared.clock,
             )
-        send = Sender(transport, shared).send
+        send = partial(Group.send, transport=transport)
         return SenderPool(
             f"send {name}", send, shared.clock, most=channel.senders, destinations=destinations
         )

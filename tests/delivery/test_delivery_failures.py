@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatcher import Message, Outcome, PerhapsSent, PermanentFailure, Status, TemporaryFailure
-from dispatcher.delivery.sender import backoff
+from dispatcher.delivery.group import backoff
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
 
