@@ -177,8 +177,7 @@ app = typer.Typer(
 )
 
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-AsJsonLines = Annotated[bool, typer.Option("--json", help="Print JSON, a line each.")]
+JSON_LINES = "Print JSON, a line each."
 
 
 def _print_version(is_given: bool) -> None:
@@ -211,23 +210,24 @@ def command_group(function: Callable[[], None]) -> typer.Typer:
 
 
 def command(
-    *examples: str, of: typer.Typer = commands, **more: Any
+    *examples: str, of: typer.Typer = commands, json: str = "Print JSON.", **more: Any
 ) -> Callable[[Function], Function]:
     """Make a function a command with these examples; its docstring is the help.
 
-    Each parameter whose type is a dataclass stands for its fields, as options.
+    Each parameter whose type is a dataclass stands for its fields, as options. ``json`` is the help
+    of its option ``--json``; empty: it has none.
     """
     epilog = "\n\n".join(["[bold]Examples[/]", *(f"  $ {line}" for line in examples)])
 
     def register(function: Function) -> Function:
         name, text = _name_of(function.__name__), _unwrapped(function.__doc__ or "")
-        of.command(name, help=text, epilog=epilog, **more)(_with_options(function))
+        of.command(name, help=text, epilog=epilog, **more)(_with_options(function, json))
         return function
 
     return register
 
 
-def _with_options(function: Callable[..., None]) -> Callable[..., None]:
+def _with_options(function: Callable[..., None], json: str) -> Callable[..., None]:
     """Replace each parameter whose type is a dataclass by its fields, as options of the command.
 
     Fields of one name have one value.
@@ -246,12 +246,18 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
             )
             parameters.setdefault(field.name, option)
     own = inspect.signature(function).parameters.keys() - kinds.keys()
+    if json:
+        as_json = Annotated[bool, typer.Option("--json", help=json)]
+        parameters["as_json"] = Parameter(
+            "as_json", Parameter.KEYWORD_ONLY, default=False, annotation=as_json
+        )
     context = Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context)
     parameters.setdefault("context", context)
 
     @wraps(function)
     def call(**values: Any) -> None:
         _options.clear()
+        output.as_json = values.get("as_json", False)
         for option in values["context"].command.params:
             first = option.opts[0]
             is_argument = not first.startswith("-")
@@ -269,10 +275,10 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 @command("dispatcher version")
-def version(as_json: AsJson = False) -> None:
+def version() -> None:
     """Print the version."""
     number = installed_version(DISTRIBUTION)
-    output.tell({"version": number}, number, as_json=as_json)
+    output.tell({"version": number}, number)
 
 
 def exit_code(error: DispatcherError) -> int:

@@ -14,7 +14,7 @@ import typer
 from rich.text import Text
 
 from dispatcher.cli import output
-from dispatcher.cli.app import AsJson, command, confirm, exit_code, say_error
+from dispatcher.cli.app import command, confirm, exit_code, say_error
 from dispatcher.cli.filters import FilterOptions, option, parameters_of
 from dispatcher.cli.messages import ExpireAfter, Fold, Latest, SendAt, SendIn, Shift
 from dispatcher.cli.progress import bar, say_stopped, terminated_like_interrupted
@@ -41,7 +41,6 @@ class _ChangeFilters(FilterOptions):
     message_ids: Annotated[list[str] | None, typer.Argument(metavar="ID")] = None
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
     every: Annotated[bool, typer.Option("--all", help="Without a filter: every message.")] = False
-    as_json: AsJson = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +196,7 @@ class _Change:
         if meant.message_ids:
             if is_filtered:
                 raise InvalidValue("ID", "given together with a filter", "one of them")
-            self._by_ids(meant.message_ids, meant.as_json)
+            self._by_ids(meant.message_ids)
             return
         if selection.status not in (None, self.status):
             problem = f"this command does not apply to {selection.status} messages"
@@ -208,13 +207,13 @@ class _Change:
         wanted["status"] = self.status
         self._by_filter(wanted, meant)
 
-    def _by_ids(self, message_ids: Sequence[str], as_json: bool) -> None:
+    def _by_ids(self, message_ids: Sequence[str]) -> None:
         """Change each message, though others are refused; end with the first refusal's code."""
         with_time = self.verb == "reschedule"
         if len(message_ids) == 1:
             message = self.one(message_ids[0])
             text = output.outcome_text(message, with_time=with_time)
-            output.tell(output.message_data(message), text, as_json=as_json)
+            output.tell(output.message_data(message), text)
             return
         done: list[Message] = []
         codes: list[int] = []
@@ -229,7 +228,7 @@ class _Change:
         finally:
             lines = [output.outcome_text(message, with_time=with_time) for message in done]
             data = [output.message_data(message) for message in done]
-            output.tell(data, Text("\n").join(lines), as_json=as_json)
+            output.tell(data, Text("\n").join(lines))
         raise typer.Exit(codes[0] if codes else 0)
 
     def _by_filter(self, wanted: Wanted, meant: _ChangeFilters) -> None:
@@ -255,7 +254,7 @@ class _Change:
         }
         lines = [f"{self.verb}: {self.done:,} of {what} done"]
         lines += [f"  not done {many:,}: {reason}" for reason, many in self.reasons.most_common()]
-        output.tell(data, "\n".join(lines), as_json=meant.as_json)
+        output.tell(data, "\n".join(lines))
         first = next((exit_code(error) for _, error in self.refusals), 0)
         raise typer.Exit(code or first)
 

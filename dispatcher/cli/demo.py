@@ -40,7 +40,7 @@ class _StepFailed(Exception):
     pass
 
 
-@command("dispatcher demo", "dispatcher demo --stay")
+@command("dispatcher demo", "dispatcher demo --stay", json="")
 def demo(
     stay: Annotated[
         bool, typer.Option("--stay", help="Keep it running, with its page, until Ctrl-C.")

@@ -15,7 +15,7 @@ from dispatcher.app import App
 from dispatcher.celery.configuration import settings_of
 from dispatcher.celery.survey import load_app
 from dispatcher.cli import output
-from dispatcher.cli.app import AsJson, command, command_group, confirm, say_error
+from dispatcher.cli.app import command, command_group, confirm, say_error
 from dispatcher.cli.progress import bar
 from dispatcher.client import Dispatcher
 from dispatcher.message import visible_text
@@ -30,7 +30,6 @@ _STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "red", Level
 
 @command("dispatcher doctor --strict", "dispatcher doctor --app shop.celery:app --json")
 def doctor(
-    as_json: AsJson = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 for warnings too.")] = False,
     app: Annotated[
         str | None,
@@ -51,7 +50,7 @@ def doctor(
         "counts": examination.counts,
         "findings": examination.findings,
     }
-    output.tell(data, _findings(examination), as_json=as_json)
+    output.tell(data, _findings(examination))
     if examination.level is Level.ERROR or (strict and examination.level is Level.WARNING):
         raise typer.Exit(1)
 
@@ -96,12 +95,12 @@ def windows() -> None:
 
 
 @command("dispatcher windows verify", of=windows)
-def verify(as_json: AsJson = False) -> None:
+def verify() -> None:
     """Report every difference between SQL and Redis. Exit code 1 if there is one."""
-    shown = nullcontext() if as_json else output.out.status("comparing …")
+    shown = nullcontext() if output.as_json else output.out.status("comparing …")
     with Dispatcher() as dispatcher, shown:
         verified = dispatcher.verify_windows()
-    output.tell(_data(verified), _differences(verified), as_json=as_json)
+    output.tell(_data(verified), _differences(verified))
     if not verified.equal:
         raise typer.Exit(1)
 
@@ -112,7 +111,6 @@ def rebuild(
         list[int] | None, typer.Option(help="Only this shard; may be repeated. Default: all.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    as_json: AsJson = False,
 ) -> None:
     """Fill shards again from SQL, a few at a time; submits to those are refused meanwhile.
 
@@ -132,7 +130,7 @@ def rebuild(
     text = f"{len(done)} of {wanted} shards rebuilt"
     if len(done) < wanted:
         text += "\nthe others are being rebuilt by another process"
-    output.tell({"wanted": wanted, "rebuilt": done}, text, as_json=as_json)
+    output.tell({"wanted": wanted, "rebuilt": done}, text)
     if len(done) < wanted:
         raise typer.Exit(1)
 

@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from dispatcher.cli import output
-from dispatcher.cli.app import AsJson, command, say_error
+from dispatcher.cli.app import command, say_error
 from dispatcher.cli.progress import bar, say_stopped, terminated_like_interrupted
 from dispatcher.client import Dispatcher
 from dispatcher.errors import BatchRefused, DispatcherError, InvalidValue, SlotRefused, Unavailable
@@ -58,7 +58,6 @@ def import_(
         Format | None,
         typer.Option("--format", help="Needed where the name of FILE does not show it."),
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Submit the messages of a file; report the refused rows and the reasons.
 
@@ -89,7 +88,7 @@ def import_(
         if refused is not None and not failed:
             refused.finish()
     data = job.data()
-    output.tell(data | {"complete": failed == 0}, _report(job, data), as_json=as_json)
+    output.tell(data | {"complete": failed == 0}, _report(job, data))
     raise typer.Exit(failed or job.exit_code)
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from dispatcher.cli import output
-from dispatcher.cli.app import AsJsonLines, command
+from dispatcher.cli.app import JSON_LINES, command
 from dispatcher.cli.filters import FilterOptions
 from dispatcher.cli.progress import bar, say_stopped, terminated_like_interrupted
 from dispatcher.client import Dispatcher
@@ -31,13 +31,13 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
     "dispatcher list --overdue",
     "dispatcher list --from 2026-12-24T00:00 --to 2026-12-25T00:00 --zone Europe/Berlin",
     "dispatcher list --recipient ada --json | jq -r .id",
+    json=JSON_LINES,
 )
 def list_(
     *,
     filters: FilterOptions,
     limit: Annotated[int, typer.Option("--limit", "-n", help="How many, newest first.")] = 50,
     after: Annotated[str | None, typer.Option(metavar="ID", help="Begin after this one.")] = None,
-    as_json: AsJsonLines = False,
 ) -> None:
     """List messages, newest first.
 
@@ -58,15 +58,14 @@ def list_(
         for message in page.messages
     )
     data = map(output.message_data, page.messages)
-    output.tell_rows(data, headings, rows, as_json=as_json, otherwise="no messages")
-    if page.after is not None and not as_json:
+    output.tell_rows(data, headings, rows, otherwise="no messages")
+    if page.after is not None and not output.as_json:
         output.out.print(f"there are more: --after {page.after}")
 
 
-@command("dispatcher held", "dispatcher held --json")
+@command("dispatcher held", "dispatcher held --json", json=JSON_LINES)
 def held(
     limit: Annotated[int, typer.Option("--limit", "-n", help="How many, oldest first.")] = 50,
-    as_json: AsJsonLines = False,
 ) -> None:
     """List held messages, oldest first: the outcome of their last attempt is unknown."""
     with Dispatcher() as dispatcher:
@@ -84,13 +83,14 @@ def held(
         for message in found
     )
     data = map(output.message_data, found)
-    output.tell_rows(data, headings, rows, as_json=as_json, otherwise="no messages are held")
+    output.tell_rows(data, headings, rows, otherwise="no messages are held")
 
 
 @command(
     "dispatcher export > messages.jsonl",
     "dispatcher export --status failed --to-file failed.csv",
     "dispatcher export --recipient ada --bodies | jq .body",
+    json="",
 )
 def export(
     *,

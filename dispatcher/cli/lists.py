@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from dispatcher.cli import output
-from dispatcher.cli.app import AsJson, AsJsonLines, command, confirm
+from dispatcher.cli.app import JSON_LINES, command, confirm
 from dispatcher.cli.filters import complete_channel
 from dispatcher.client import Dispatcher
 from dispatcher.store.lists import Pause
@@ -27,7 +27,7 @@ OneChannel = Annotated[
 
 
 @command("dispatcher suppress ada@example.org", "dispatcher suppress +4915112345678 --channel sms")
-def suppress(recipient: Recipient, channel: OneChannel = None, as_json: AsJson = False) -> None:
+def suppress(recipient: Recipient, channel: OneChannel = None) -> None:
     """Opt a recipient out: refuse new messages and cancel scheduled ones, at once.
 
     Only a message that is being sent now may still arrive. Every spelling that channels have for
@@ -37,11 +37,11 @@ def suppress(recipient: Recipient, channel: OneChannel = None, as_json: AsJson =
         cancelled = dispatcher.suppress(recipient, channel=channel)
     data = {"recipient": recipient, "channel": channel, "cancelled": cancelled}
     shown = f"gets nothing on {_where(channel)}; scheduled messages cancelled: {cancelled}"
-    output.tell(data, f"{recipient} {shown}", as_json=as_json)
+    output.tell(data, f"{recipient} {shown}")
 
 
 @command("dispatcher unsuppress ada@example.org")
-def unsuppress(recipient: Recipient, channel: OneChannel = None, as_json: AsJson = False) -> None:
+def unsuppress(recipient: Recipient, channel: OneChannel = None) -> None:
     """Revoke a suppression. Give the same --channel as when it was made, or none.
 
     Messages that it cancelled stay cancelled.
@@ -50,7 +50,7 @@ def unsuppress(recipient: Recipient, channel: OneChannel = None, as_json: AsJson
         left = dispatcher.unsuppress(recipient, channel=channel)
     shown = [f"still gets nothing on {_where(optout.channel)}" for optout in left]
     text = "\n".join(f"{recipient} {line}" for line in shown or ["is not suppressed"])
-    output.tell({"recipient": recipient, "suppressed": left}, text, as_json=as_json)
+    output.tell({"recipient": recipient, "suppressed": left}, text)
 
 
 @command(
@@ -63,7 +63,6 @@ def erase(
         bool, typer.Option("--keep-opt-out", help="Leave its opt-out, and so its address there.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    as_json: AsJson = False,
 ) -> None:
     """Erase what is stored of a recipient, for good; counts stay.
 
@@ -77,52 +76,52 @@ def erase(
     shown = f"messages cancelled: {done.cancelled}; blanked: {done.blanked}"
     if done.under_way:
         shown += f"\nnot ended yet: {done.under_way}; erase again once they have"
-    output.tell(done, shown, as_json=as_json)
+    output.tell(done, shown)
 
 
 @command(
     "dispatcher suppressed ada@example.org",
     "dispatcher suppressed --limit 100000 --json | jq -r .recipient",
+    json=JSON_LINES,
 )
 def suppressed(
     recipient: Annotated[str | None, typer.Argument(metavar="RECIPIENT")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 100,
-    as_json: AsJsonLines = False,
 ) -> None:
     """List all suppressions, or those of one recipient."""
     with Dispatcher() as dispatcher:
         optouts = list(islice(dispatcher.suppressed(recipient), limit))
     headings = ("recipient", "channel", "since (UTC)")
     rows = ((optout.recipient, optout.channel or "all", optout.created_at) for optout in optouts)
-    output.tell_rows(optouts, headings, rows, as_json=as_json, otherwise="nobody has opted out")
+    output.tell_rows(optouts, headings, rows, otherwise="nobody has opted out")
 
 
 @command("dispatcher pause channel sms", "dispatcher pause campaign summer")
-def pause(kind: Kind, name: Name, as_json: AsJson = False) -> None:
+def pause(kind: Kind, name: Name) -> None:
     """Send nothing of a channel, recipient, campaign or another scope until it is resumed.
 
     Submits go on. What a worker has claimed is still sent. Prints all pauses.
     """
     with Dispatcher() as dispatcher:
         pauses = dispatcher.pause(kind, name)
-    _print_pauses(pauses, as_json=as_json)
+    _print_pauses(pauses)
 
 
 @command("dispatcher resume channel sms")
-def resume(kind: Kind, name: Name, as_json: AsJson = False) -> None:
+def resume(kind: Kind, name: Name) -> None:
     """End a pause: messages that are due are sent, or treated as their channel's catch_up says.
 
     Prints the pauses that remain.
     """
     with Dispatcher() as dispatcher:
         pauses = dispatcher.resume(kind, name)
-    _print_pauses(pauses, as_json=as_json)
+    _print_pauses(pauses)
 
 
-def _print_pauses(pauses: Sequence[Pause], *, as_json: bool) -> None:
+def _print_pauses(pauses: Sequence[Pause]) -> None:
     rows = [(pause.kind, pause.name, pause.paused_at) for pause in pauses]
     table = output.listed(("kind", "name", "paused since (UTC)"), rows)
-    output.tell(pauses, table if pauses else "nothing is paused", as_json=as_json)
+    output.tell(pauses, table if pauses else "nothing is paused")
 
 
 def _where(channel: str | None) -> str:

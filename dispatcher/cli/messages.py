@@ -13,7 +13,7 @@ import typer
 from rich.text import Text
 
 from dispatcher.cli import output
-from dispatcher.cli.app import AsJson, command, say_warning
+from dispatcher.cli.app import command, say_warning
 from dispatcher.cli.filters import complete_channel, parameters_of
 from dispatcher.client import Dispatcher, app_of
 from dispatcher.errors import InvalidDraft
@@ -144,14 +144,13 @@ def submit(
     recipient: Annotated[str, typer.Option(help="Address on that channel.")],
     content: _Content,
     wish: _DraftOptions,
-    as_json: AsJson = False,
 ) -> None:
     """Accept a message for a future time."""
     with Dispatcher() as dispatcher, output.refused_in(wish.zone):
         message = dispatcher.submit(
             channel=channel, recipient=recipient, **content.read(), **parameters_of(wish)
         )
-    _tell(message, as_json=as_json)
+    _tell(message)
 
 
 @command('dispatcher update 0199… --text "See you at 10"')
@@ -159,20 +158,19 @@ def update(
     *,
     message_id: Annotated[str, typer.Argument(metavar="ID")],
     content: _Content,
-    as_json: AsJson = False,
 ) -> None:
     """Give a scheduled message another body, or that of a template, rendered now."""
     with Dispatcher() as dispatcher:
         message = dispatcher.update(message_id, **content.read())
-    _tell(message, as_json=as_json)
+    _tell(message)
 
 
 @command("dispatcher show 0199…", "dispatcher show 0199… --json | jq .attempts")
-def show(message_id: Annotated[str, typer.Argument(metavar="ID")], as_json: AsJson = False) -> None:
+def show(message_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
     """Show one message: its fields, its reservations, each attempt, the next step."""
     with Dispatcher() as dispatcher:
         found = dispatcher.story(message_id)
-    if as_json:
+    if output.as_json:
         output.as_object(_story_data(found))
     else:
         _show(found)
@@ -182,7 +180,7 @@ def show(message_id: Annotated[str, typer.Argument(metavar="ID")], as_json: AsJs
     "dispatcher next-slot --recipient ada",
     "dispatcher next-slot --recipient ada --channel sms --after 2026-12-24T08:30Z",
 )
-def next_slot(*, wish: _SlotOptions, as_json: AsJson = False) -> None:
+def next_slot(*, wish: _SlotOptions) -> None:
     """Print the first time that fits every quota. Books nothing."""
     channel = wish.channel
     with Dispatcher() as dispatcher:
@@ -192,8 +190,8 @@ def next_slot(*, wish: _SlotOptions, as_json: AsJson = False) -> None:
         if wish.recipient is not None:
             suppressed = app_of(dispatcher).suppression_list.has(wish.recipient, channel)
     data = {"next_slot": slot} | ({} if suppressed is None else {"suppressed": suppressed})
-    output.tell(data, output.local_text(slot, wish.zone), as_json=as_json)
-    if as_json:
+    output.tell(data, output.local_text(slot, wish.zone))
+    if output.as_json:
         return
     if suppressed:
         of = f"of {channel}" if channel else "of every channel"
@@ -202,9 +200,9 @@ def next_slot(*, wish: _SlotOptions, as_json: AsJson = False) -> None:
         say_warning(left_out)
 
 
-def _tell(message: Message, *, as_json: bool) -> None:
+def _tell(message: Message) -> None:
     text = output.outcome_text(message, with_time=True)
-    output.tell(output.message_data(message), text, as_json=as_json)
+    output.tell(output.message_data(message), text)
 
 
 def left_out_without_channel(settings: Settings) -> str | None:

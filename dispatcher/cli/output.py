@@ -50,6 +50,9 @@ class Terminal(Console):
 _is_known = "COLUMNS" in os.environ or (sys.stdout is not None and sys.stdout.isatty())
 out = Terminal(markup=False, highlight=False, width=None if _is_known else _PIPED_WIDTH)
 
+as_json = False
+"""Whether the running command prints JSON."""
+
 written: list[str] = []
 """The JSON that this run of a command has written so far."""
 
@@ -68,7 +71,7 @@ def _write(text: str) -> None:
     print(visible_lines(text))  # noqa: T201 - it is the output
 
 
-def tell(data: object, shown: RenderableType, *, as_json: bool) -> None:
+def tell(data: object, shown: RenderableType) -> None:
     """Print JSON, or what people are shown; a text is not wrapped."""
     if as_json:
         as_object(data)
@@ -81,7 +84,6 @@ def tell_rows(
     headings: Sequence[str],
     rows: Iterable[Sequence[Cell]],
     *,
-    as_json: bool,
     otherwise: str,
 ) -> None:
     """Print a list: as JSON, a line each, or as a table, or what is said ``otherwise`` if empty."""

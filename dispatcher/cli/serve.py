@@ -14,7 +14,7 @@ import typer
 
 from dispatcher.app import App
 from dispatcher.cli import output
-from dispatcher.cli.app import AsJson, command, command_group
+from dispatcher.cli.app import command, command_group
 from dispatcher.cli.filters import complete_channel, scopes_of
 from dispatcher.cli.services import collect_rarely, log_formatter, log_to_standard_error
 from dispatcher.client import Dispatcher, app_of
@@ -41,7 +41,7 @@ def keys() -> None:
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 
 
-@command("dispatcher serve", "dispatcher serve --host 0.0.0.0 --port 80")
+@command("dispatcher serve", "dispatcher serve --host 0.0.0.0 --port 80", json="")
 def serve(
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=_MOST_PORTS, help="0 for any free one.")] = 8000,
@@ -139,7 +139,6 @@ def add(
     expires_in: Annotated[
         str | None, typer.Option(help="It ends after this time: 90 days.")
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Make a key and print it once: the store keeps only a digest."""
     from dispatcher.web.access import Right, add_key  # noqa: PLC0415 - an extra
@@ -165,11 +164,11 @@ def add(
             rate=rate,
             expires_at=None if lasts is None else app.clock.now() + lasts,
         )
-    _show_new(key, token, as_json=as_json)
+    _show_new(key, token)
 
 
 @command("dispatcher keys list", of=keys)
-def list_(as_json: AsJson = False) -> None:
+def list_() -> None:
     """List all keys, without their secrets."""
     with closing(App(Settings.load())) as app:
         stored = app.api_keys.named()
@@ -186,14 +185,13 @@ def list_(as_json: AsJson = False) -> None:
         )
         for key in stored
     ]
-    output.tell_rows(stored, titles, rows, as_json=as_json, otherwise="there are no keys")
+    output.tell_rows(stored, titles, rows, otherwise="there are no keys")
 
 
 @command("dispatcher keys rotate shop --overlap '1 hour'", of=keys)
 def rotate(
     name: Name,
     overlap: Annotated[str, typer.Option(help="How long the old key is still valid.")] = _OVERLAP,
-    as_json: AsJson = False,
 ) -> None:
     """Make a second key of that name; the first one ends after the overlap."""
     from dispatcher.web.access import rotate_key  # noqa: PLC0415 - an extra
@@ -201,22 +199,20 @@ def rotate(
     length = parse_length(overlap, "overlap")
     with closing(App(Settings.load())) as app:
         key, token = rotate_key(app.api_keys, name, overlap=length)
-    _show_new(key, token, as_json=as_json)
+    _show_new(key, token)
 
 
 @command("dispatcher keys revoke shop", of=keys)
-def revoke(
-    name: Annotated[str, typer.Argument(metavar="NAME_OR_ID")], as_json: AsJson = False
-) -> None:
+def revoke(name: Annotated[str, typer.Argument(metavar="NAME_OR_ID")]) -> None:
     """End the keys of that name, or one by its id. Servers refuse them within two seconds."""
     from dispatcher.web.access import revoke_key  # noqa: PLC0415 - an extra
 
     with closing(App(Settings.load())) as app:
         ended = revoke_key(app.api_keys, name)
     ids = [each.id for each in ended]
-    output.tell(ids, f"revoked: {', '.join(ids)}", as_json=as_json)
+    output.tell(ids, f"revoked: {', '.join(ids)}")
 
 
-def _show_new(key: ApiKey, token: str, *, as_json: bool) -> None:
+def _show_new(key: ApiKey, token: str) -> None:
     note = f"id {key.id}, name {key.name}; the key is not shown again"
-    output.tell({**key._asdict(), "key": token}, f"{token}\n{note}", as_json=as_json)
+    output.tell({**key._asdict(), "key": token}, f"{token}\n{note}")

@@ -24,7 +24,7 @@ from typer.core import TyperCommand
 from dispatcher.app import App, prometheus
 from dispatcher.celery.survey import check_url
 from dispatcher.cli import output
-from dispatcher.cli.app import AsJson, command, say_error, say_warning
+from dispatcher.cli.app import command, say_error, say_warning
 from dispatcher.cli.doctor import check_before_start
 from dispatcher.cli.progress import until_stopped
 from dispatcher.errors import InvalidSettings, InvalidValue
@@ -70,7 +70,7 @@ class _Worker(TyperCommand):
         super().format_help(ctx, formatter)
 
 
-@command("dispatcher up")
+@command("dispatcher up", json="")
 def up() -> None:
     """Start Redis, SQLite, a worker and a beat in the data folder; run until Ctrl-C.
 
@@ -129,6 +129,7 @@ def _written_by(names: Sequence[str], path: Path) -> Iterator[list[str]]:
 @command(
     "dispatcher worker -c 8",
     "dispatcher worker --queues=dispatcher.sms",
+    json="",
     cls=_Worker,
     context_settings=_PASS_ON,
 )
@@ -172,7 +173,7 @@ def worker(
     )  # fmt: skip
 
 
-@command("dispatcher beat", context_settings=_PASS_ON)
+@command("dispatcher beat", json="", context_settings=_PASS_ON)
 def beat(context: typer.Context, metrics_port: MetricsPort = None) -> None:
     """Start a Celery beat, which starts the sweep. Any number may run."""
     settings = _settings(metrics_port)
@@ -183,7 +184,7 @@ def beat(context: typer.Context, metrics_port: MetricsPort = None) -> None:
 
 
 @command("dispatcher migrate")
-def migrate(as_json: AsJson = False) -> None:
+def migrate() -> None:
     """Bring the database to the schema of this version. Safe to repeat."""
     settings = Settings.load()
     if settings.database_url == embedded_addresses(settings.data_dir)["database_url"]:
@@ -192,7 +193,7 @@ def migrate(as_json: AsJson = False) -> None:
     with closing(App(settings)) as app:
         revision = migrate_store(app.database)
     text = f"the database is at revision {revision}"
-    output.tell({"revision": revision}, text, as_json=as_json)
+    output.tell({"revision": revision}, text)
 
 
 def _settings(metrics_port: int | None) -> Settings:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from dispatcher.celery.configuration import DUTIES
 from dispatcher.cli import output
-from dispatcher.cli.app import AsJson, command
+from dispatcher.cli.app import command
 from dispatcher.cli.progress import until_stopped
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidValue, Unavailable
@@ -57,7 +57,6 @@ def status(
     campaign: Annotated[
         str | None, typer.Option(help="Only what has come of the messages of this campaign.")
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Show counts, overdue messages, the load of the next hour, limits, workers and beats.
 
@@ -80,9 +79,9 @@ def status(
 
         if watch:
             with until_stopped() as stopped:
-                _watch(read, interval, stopped, as_json=as_json)
+                _watch(read, interval, stopped)
             return
-        output.tell(*read(), as_json=as_json)
+        output.tell(*read())
 
 
 @command(
@@ -93,12 +92,11 @@ def top(
     by: Annotated[By, typer.Option(help="By messages, or by how full a quota is.")] = "messages",
     within: Annotated[str, typer.Option(help="Count what is due within that time.")] = "1 day",
     limit: Annotated[int, typer.Option("--limit", "-n", help="How many.")] = 10,
-    as_json: AsJson = False,
 ) -> None:
     """Rank the scopes, recipients or channels with most due messages, and their fullest quota."""
     with Dispatcher() as dispatcher:
         found = dispatcher.top(of, by=by, within=parse_length(within, "within"), limit=limit)
-    output.tell(found, tops_picture(found), as_json=as_json)
+    output.tell(found, tops_picture(found))
 
 
 @command(
@@ -111,7 +109,6 @@ def load(
     limit: Annotated[
         int, typer.Option("--limit", "-n", help="How many minutes of each channel.")
     ] = 10,
-    as_json: AsJson = False,
 ) -> None:
     """Show what is due in the coming minutes of each channel, and when the last of it leaves.
 
@@ -120,7 +117,7 @@ def load(
     """
     with Dispatcher() as dispatcher:
         found = dispatcher.load(within=parse_length(within, "within"))
-    output.tell(found, load_picture(found, limit=limit), as_json=as_json)
+    output.tell(found, load_picture(found, limit=limit))
 
 
 @command(
@@ -132,21 +129,18 @@ def refusals(
     since: Annotated[str, typer.Option(help="How far back, at most 7 days.")] = "1 day",
     quota: Annotated[str | None, typer.Option(help="Only refusals by this quota.")] = None,
     last: Annotated[int, typer.Option(help="How many of the last ones to list.")] = 10,
-    as_json: AsJson = False,
 ) -> None:
     """Show which rules refused how many submits, and how far away the next slots were."""
     length = parse_length(since, "since")
     with Dispatcher() as dispatcher:
         found = dispatcher.refusals(since=length, quota=quota, last=last)
-    output.tell(found, refusals_picture(found), as_json=as_json)
+    output.tell(found, refusals_picture(found))
 
 
 def _watch(
     read: Callable[[], tuple[dict[str, Any], RenderableType]],
     every: timedelta,
     stopped: Event,
-    *,
-    as_json: bool,
 ) -> None:
     clock = SystemClock()
     while not stopped.is_set():
@@ -156,7 +150,7 @@ def _watch(
         except Unavailable as error:
             data = {"error": str(error)}
             shown = Text(f"{error}; looking again", style="red")
-        if as_json:
+        if output.as_json:
             output.as_line(data)
         else:
             output.out.clear()  # of a terminal

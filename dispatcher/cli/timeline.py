@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from dispatcher.cli import output
-from dispatcher.cli.app import AsJson, command
+from dispatcher.cli.app import command
 from dispatcher.cli.filters import scopes_of
 from dispatcher.cli.messages import Scopes, left_out_without_channel
 from dispatcher.client import Dispatcher
@@ -45,7 +45,6 @@ def timeline(
     ] = None,
     hours: Annotated[int | None, typer.Option(min=1, help="How many hours to show.")] = None,
     days: Annotated[int | None, typer.Option(min=1, help="How many days; default: 2.")] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Show what is booked, how full each quota is, what is blocked, and the next free slots.
 
@@ -64,8 +63,8 @@ def timeline(
             length=length,
         )
         left_out = None if channel else left_out_without_channel(dispatcher.settings)
-    output.tell(timeline_data(booked), shown(booked), as_json=as_json)
-    if left_out is not None and not as_json:
+    output.tell(timeline_data(booked), shown(booked))
+    if left_out is not None and not output.as_json:
         output.out.print(left_out, style="yellow")
 
 
