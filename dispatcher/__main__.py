@@ -4,8 +4,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from dispatcher.errors import MissingExtra
-from dispatcher.extras import needs
+from dispatcher.errors import MissingExtra, needs
 
 
 def main() -> None:

@@ -22,8 +22,7 @@ from dispatcher.delivery import Delivery, GroupQueue, Shared, StopFlag
 from dispatcher.delivery.reconciler import MARKER_SPARE, Reconciler
 from dispatcher.delivery.send_log import SendLogs
 from dispatcher.delivery.sweep import Sweep, Ticks
-from dispatcher.errors import InvalidSettings
-from dispatcher.extras import needs
+from dispatcher.errors import InvalidSettings, needs
 from dispatcher.faults import arm_by_environment
 from dispatcher.forks import never_finalise, renew_after_fork
 from dispatcher.limiters.permits import Fills, InHand, LogLimit, Permits, reaches_ms

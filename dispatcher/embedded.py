@@ -26,16 +26,16 @@ import redis
 from celery.utils.imports import cwd_in_path
 
 from dispatcher.app import App
-from dispatcher.errors import EmbeddedUnavailable
-from dispatcher.extras import install_line
-from dispatcher.file_modes import PRIVATE_UMASK, make_private
+from dispatcher.errors import EmbeddedUnavailable, install_line
 from dispatcher.settings import (
     CONFIG_VARIABLE,
     PARENT_VARIABLE,
     PREFIX,
+    PRIVATE_UMASK,
     Settings,
     embedded_addresses,
     embedded_socket,
+    make_private,
 )
 from dispatcher.store.migrate import migrate
 

@@ -40,7 +40,8 @@ or a secret.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pkgutil import resolve_name
 from typing import Any, TypeVar
@@ -49,6 +50,8 @@ from uuid import UUID
 T = TypeVar("T")
 ErrorT = TypeVar("ErrorT", bound=BaseException)
 
+DISTRIBUTION = "quota-dispatcher"
+"""The name of the distribution on PyPI. The package and the command are ``dispatcher``."""
 _SHOWN_CONFLICTS = 3
 _LONGEST_VALUE = 80
 _LONGEST_PROBLEM = 400
@@ -434,6 +437,29 @@ class PerhapsSent(DeliveryError):
     same message id, with ``"hold"`` the message is held for a person to decide. Raise
     TemporaryFailure where the message certainly did not arrive.
     """
+
+
+def install_line(extra: str) -> str:
+    """Return the command that installs an extra."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+@contextmanager
+def needs(extra: str, field: str, *, what: str = "", instead: str = "") -> Iterator[None]:
+    """Raise MissingExtra where an import inside lacks a library of ``extra``.
+
+    ``field`` is the setting or the command that needs it, ``what`` names the part of it, and
+    ``instead`` is what helps without the extra.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing in {"", __package__}:
+            raise
+        problem = f"{what} needs {missing}, which is not installed".lstrip()
+        remedy = f"{install_line(extra)}, or {instead}" if instead else install_line(extra)
+        raise MissingExtra(extra, field, problem, remedy) from error
 
 
 def load_named(field: str, path: str, accepted: str) -> Any:

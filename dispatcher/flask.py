@@ -21,8 +21,7 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from dispatcher.client import Dispatcher
-from dispatcher.errors import DispatcherError, InvalidSettings
-from dispatcher.extras import needs
+from dispatcher.errors import DispatcherError, InvalidSettings, needs
 from dispatcher.limiters import Limiter
 from dispatcher.problems import KeyOf, answer_to, check_limited, keeping_policy, limit_headers
 from dispatcher.settings import Settings

@@ -66,6 +66,8 @@ _NEVER_FULL = (Quota(10_000_000, 1_000),)
 """The quota of messages without quotas: their reservation is kept, and refuses nothing."""
 TABLE_PREFIX = "dispatcher_"
 _EMBEDDED_BROKER_DB = 1
+PRIVATE_UMASK = 0o077
+_FOLDER, _OTHERS = 0o700, 0o007
 _CLAIM_SPARE = timedelta(seconds=2)
 _RECORD_SPARE = timedelta(seconds=10)
 """Time to record the sends, to put the other messages back, and to close."""
@@ -498,6 +500,24 @@ def embedded_socket(data_dir: Path) -> Path:
         return inside
     digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"dispatcher-{getpass.getuser()}-{digest}" / "redis.sock"
+
+
+def open_to_others(path: Path) -> bool:
+    """Whether other users may read or write this file or folder; False where there is none."""
+    try:
+        file = path.resolve(strict=True)
+        if not file.stat().st_mode & _OTHERS:
+            return False
+        return all(folder.stat().st_mode & 0o001 for folder in file.parents)
+    except OSError:
+        return False
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder and its missing parents, each for its owner alone."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(mode=_FOLDER, exist_ok=True)
 
 
 def embedded_addresses(data_dir: Path) -> dict[str, str]:

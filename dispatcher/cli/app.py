@@ -22,6 +22,7 @@ from typer.main import get_group
 from dispatcher.cli import output
 from dispatcher.cli.output import Terminal
 from dispatcher.errors import (
+    DISTRIBUTION,
     DispatcherError,
     IdempotencyConflict,
     InvalidSettings,
@@ -31,7 +32,6 @@ from dispatcher.errors import (
     TooLate,
     Unavailable,
 )
-from dispatcher.extras import DISTRIBUTION
 
 Function = TypeVar("Function", bound=Callable[..., None])
 

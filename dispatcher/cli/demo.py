@@ -19,11 +19,9 @@ from dispatcher.cli.app import command, say_error
 from dispatcher.cli.progress import until_stopped
 from dispatcher.cli.serve import page_beside
 from dispatcher.client import Dispatcher
-from dispatcher.errors import QuotaExceeded
-from dispatcher.extras import install_line
+from dispatcher.errors import QuotaExceeded, install_line
 from dispatcher.message import Message, Status
-from dispatcher.times.clock import SystemClock
-from dispatcher.times.lengths import MILLISECOND
+from dispatcher.times.clock import MILLISECOND, SystemClock
 
 QUOTAS = "1/20 second, 5/hour, 10/day"
 _LOOK_SECONDS, _MOST_LOOKS = 0.1, 600

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from dispatcher.errors import DispatcherError, SlotRefused
 from dispatcher.message import Message, Status, visible_text
-from dispatcher.times.lengths import length_text
+from dispatcher.times.clock import length_text
 from dispatcher.times.send_time import as_text
 from dispatcher.times.zones import known_zone, rules
 

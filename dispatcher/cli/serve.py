@@ -18,8 +18,7 @@ from dispatcher.cli.app import command, command_group
 from dispatcher.cli.filters import complete_channel, scopes_of
 from dispatcher.cli.services import collect_rarely, log_formatter, log_to_standard_error
 from dispatcher.client import Dispatcher, app_of
-from dispatcher.errors import InvalidValue, MissingExtra
-from dispatcher.extras import needs
+from dispatcher.errors import InvalidValue, MissingExtra, needs
 from dispatcher.quota import parse_length
 from dispatcher.settings import LogFormat, Settings
 from dispatcher.store.api import ApiKey

@@ -28,13 +28,13 @@ from dispatcher.cli.app import command, say_error, say_warning
 from dispatcher.cli.doctor import check_before_start
 from dispatcher.cli.progress import until_stopped
 from dispatcher.errors import InvalidSettings, InvalidValue
-from dispatcher.file_modes import make_private
 from dispatcher.settings import (
     PARENT_VARIABLE,
     PREFIX,
     LogFormat,
     Settings,
     embedded_addresses,
+    make_private,
 )
 from dispatcher.store.migrate import migrate as migrate_store
 from dispatcher.telemetry.journal import FIELDS

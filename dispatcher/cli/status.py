@@ -24,8 +24,7 @@ from dispatcher.quota import parse_length
 from dispatcher.reservation import Refusals
 from dispatcher.store.listing import Of
 from dispatcher.telemetry.liveness import Sign
-from dispatcher.times.clock import SystemClock
-from dispatcher.times.lengths import length_text
+from dispatcher.times.clock import SystemClock, length_text
 
 _STATUSES = (
     Status.SCHEDULED,

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from uuid import UUID, uuid4
 
-from dispatcher.file_modes import make_private
+from dispatcher.settings import make_private
 
 if os.name == "posix":  # Windows, where programs may submit, has no send logs
     import fcntl

@@ -18,7 +18,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from dispatcher.django import configuration
 from dispatcher.message import MAX_CAMPAIGN, MAX_RECIPIENT, MAX_URL, Outcome, Status
 from dispatcher.store.schema import VOID
-from dispatcher.times.lengths import to_length_ms
+from dispatcher.times.clock import to_length_ms
 from dispatcher.times.zones import MAX_ZONE
 
 _CHANNEL = 63

@@ -24,8 +24,7 @@ from dispatcher.limiters.limit_set import LimitSet, OnError, checked_name, lengt
 from dispatcher.limiters.limiter import AsyncLimiter, Limiter
 from dispatcher.quota import LONGEST_TEXT, MAX_LENGTH_MS, Limit, read_count, split_zone
 from dispatcher.times import zones
-from dispatcher.times.clock import Clock, SystemClock
-from dispatcher.times.lengths import MILLISECOND
+from dispatcher.times.clock import MILLISECOND, Clock, SystemClock
 from dispatcher.times.periods import LONGEST_MS, UNIT_MS, Period, bounds, longest_ms
 
 _LEAST_MS = 10

@@ -19,8 +19,7 @@ from dispatcher.errors import InvalidValue, LimitersUnavailable, kind_of, plain,
 from dispatcher.redis.errors import is_pool_full
 from dispatcher.redis.keys import LimiterKeys
 from dispatcher.redis.scripts import composed
-from dispatcher.times.clock import Clock
-from dispatcher.times.lengths import MILLISECOND
+from dispatcher.times.clock import MILLISECOND, Clock
 from dispatcher.times.send_time import from_ms, to_ms
 
 if TYPE_CHECKING:

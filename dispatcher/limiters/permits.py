@@ -27,8 +27,7 @@ from dispatcher.redis.client import now_ms
 from dispatcher.redis.keys import PermitKeys, line_of, permit_parts, room_of, shard_of
 from dispatcher.redis.scripts import Call, replies_of, script
 from dispatcher.scope import NO_SCOPE
-from dispatcher.times.clock import Clock
-from dispatcher.times.lengths import MILLISECOND
+from dispatcher.times.clock import MILLISECOND, Clock
 from dispatcher.times.send_time import from_ms, to_ms
 
 _SCOPES = "scopes"

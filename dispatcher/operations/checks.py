@@ -17,11 +17,10 @@ from functools import wraps
 from typing import TYPE_CHECKING, NamedTuple
 
 from dispatcher.errors import InvalidSettings, StoreUnavailable, Unavailable
-from dispatcher.file_modes import open_to_others
 from dispatcher.redis.errors import START_REDIS
 from dispatcher.reservation import RedisNode
 from dispatcher.reservation.taken_keys import REMEDY
-from dispatcher.settings import Settings, config_file
+from dispatcher.settings import Settings, config_file, open_to_others
 from dispatcher.store.maintenance import MOST_GRACES
 from dispatcher.store.survey import LateCount
 from dispatcher.telemetry.listeners import find_hooks

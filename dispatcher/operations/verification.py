@@ -16,8 +16,7 @@ from dispatcher.reservation import Contents, MemberState, member_of
 from dispatcher.scope import Scope
 from dispatcher.settings import Settings
 from dispatcher.store.maintenance import ReservationRow, ReservationState, StoreMaintenance
-from dispatcher.times.clock import Clock
-from dispatcher.times.lengths import MILLISECOND
+from dispatcher.times.clock import MILLISECOND, Clock
 from dispatcher.times.send_time import from_ms, to_ms
 
 T = TypeVar("T")

@@ -27,8 +27,7 @@ from dispatcher.quota import parse_quota
 from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import LooseKeys
 from dispatcher.reservation.booking import BookingRequest
-from dispatcher.times.clock import Clock
-from dispatcher.times.lengths import MILLISECOND
+from dispatcher.times.clock import MILLISECOND, Clock
 from dispatcher.times.send_time import from_ms, to_ms
 
 log = logging.getLogger(__name__)

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple, cast
 import redis
 
 from dispatcher.errors import ReservationsUnavailable
-from dispatcher.file_modes import open_to_others
 from dispatcher.redis.client import now_ms
 from dispatcher.redis.cluster import Cluster, masters_of
 from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import ShardKeys
 from dispatcher.reservation.fence import Fence, Part, fields_of, server_of
 from dispatcher.reservation.taken_keys import taken_keys
-from dispatcher.times.lengths import MILLISECOND
+from dispatcher.settings import open_to_others
+from dispatcher.times.clock import MILLISECOND
 from dispatcher.times.send_time import from_ms
 
 

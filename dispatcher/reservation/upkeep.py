@@ -34,7 +34,7 @@ from dispatcher.reservation.fence import Fence, Part
 from dispatcher.reservation.plan import LIFE_MS
 from dispatcher.reservation.taken_keys import replies_of, taken
 from dispatcher.scope import Scope
-from dispatcher.times.lengths import MILLISECOND
+from dispatcher.times.clock import MILLISECOND
 from dispatcher.times.send_time import from_ms, to_ms
 
 KEEP_MS = 86_400_000

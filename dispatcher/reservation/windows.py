@@ -36,7 +36,7 @@ from dispatcher.reservation.booking import (
 from dispatcher.reservation.shards import ENDLESS, Shards
 from dispatcher.reservation.terms import Rules, Terms
 from dispatcher.scope import Scope
-from dispatcher.times.lengths import MILLISECOND
+from dispatcher.times.clock import MILLISECOND
 from dispatcher.times.send_time import from_ms, to_ms
 
 log = logging.getLogger(__name__)

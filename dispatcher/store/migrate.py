@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import Connection, inspect
 
-from dispatcher.errors import StoreUnavailable
-from dispatcher.extras import needs
+from dispatcher.errors import StoreUnavailable, needs
 from dispatcher.store.database import Database
 from dispatcher.store.engines.errors import translated
 from dispatcher.store.schema import Tables

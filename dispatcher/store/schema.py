@@ -38,7 +38,7 @@ from dispatcher.store.engines.types import (
     json_type,
     partial,
 )
-from dispatcher.times.lengths import to_length_ms
+from dispatcher.times.clock import to_length_ms
 from dispatcher.times.zones import MAX_ZONE
 
 _NAMES = {

@@ -40,7 +40,7 @@ from dispatcher.scope import WITHOUT, Scope, counted
 from dispatcher.settings import Settings
 from dispatcher.templating import Templates
 from dispatcher.times import send_time
-from dispatcher.times.lengths import MILLISECOND
+from dispatcher.times.clock import MILLISECOND
 from dispatcher.times.quiet_hours import NO_HOURS, Hours, read_hours
 from dispatcher.times.send_time import to_ms
 

@@ -22,8 +22,7 @@ from dispatcher.redis.client import now_ms
 from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import LooseKeys
 from dispatcher.telemetry.listeners import started
-from dispatcher.times.clock import Clock
-from dispatcher.times.lengths import MILLISECOND
+from dispatcher.times.clock import MILLISECOND, Clock
 from dispatcher.times.zones import database
 
 log = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from dispatcher.extras import DISTRIBUTION
+from dispatcher.errors import DISTRIBUTION
 from dispatcher.message import Message, Outcome, Rejection
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dispatcher.channel import NAME, ChannelSettings
-from dispatcher.errors import InvalidDraft, InvalidSettings, quoted, refusal_of
-from dispatcher.extras import needs
+from dispatcher.errors import InvalidDraft, InvalidSettings, needs, quoted, refusal_of
 from dispatcher.message import Draft, check_body
 
 if TYPE_CHECKING:

@@ -1,14 +1,16 @@
-"""The clock of this process; no other module reads the time.
+"""The clock of this process, the only module that reads the time, and lengths of time.
 
-It checks the times that callers ask for and measures lengths. Redis ``TIME`` decides for limiters,
-and the database's clock decides whether a message is due.
+The clock checks the times that callers ask for. Redis ``TIME`` decides for limiters, and the
+database's clock decides whether a message is due.
 """
 
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
+
+MILLISECOND = timedelta(milliseconds=1)
 
 # Linux stops CLOCK_MONOTONIC during a suspend; other systems have no other clock.
 _RUNNING = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -39,3 +41,17 @@ class SystemClock:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+def to_length_ms(length: timedelta) -> int:
+    return length // MILLISECOND
+
+
+def length_text(length: timedelta) -> str:
+    """Return a length for people: 2 hours, 95 s, 300 ms."""
+    seconds = round(length.total_seconds())
+    for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
+        if seconds >= 2 * size or seconds == size:
+            many = seconds // size
+            return f"{many} {unit}{'' if many == 1 else 's'}"
+    return f"{seconds} s" if seconds else f"{length // MILLISECOND} ms"

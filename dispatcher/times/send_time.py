@@ -18,7 +18,7 @@ from dateutil import parser, tz
 
 from dispatcher.errors import InvalidSendTime, InvalidValue, kind_of, plain, quoted
 from dispatcher.times import zones
-from dispatcher.times.lengths import MILLISECOND
+from dispatcher.times.clock import MILLISECOND
 
 ACCEPTED = (
     "a time with an offset (2026-12-24T08:30+01:00), "

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 from dispatcher.errors import InvalidValue, plain, quoted
-from dispatcher.times.lengths import MILLISECOND
+from dispatcher.times.clock import MILLISECOND
 
 log = logging.getLogger(__name__)
 

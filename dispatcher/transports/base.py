@@ -23,9 +23,9 @@ from dispatcher.errors import (
     InvalidSettings,
     InvalidValue,
     cut,
+    needs,
     quoted,
 )
-from dispatcher.extras import needs
 from dispatcher.message import Body, Message
 from dispatcher.settings import Settings, like
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from threading import Lock
 
 from dispatcher.errors import TemporaryFailure
-from dispatcher.file_modes import make_private
 from dispatcher.message import Message, dump_json, visible_text
+from dispatcher.settings import make_private
 from dispatcher.times.clock import Clock, SystemClock
 from dispatcher.times.send_time import as_text
 

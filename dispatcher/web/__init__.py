@@ -12,7 +12,7 @@
 under way.
 """
 
-from dispatcher.extras import needs
+from dispatcher.errors import needs
 
 with needs("web", "web"):
     from dispatcher.web.access import Auth, Caller, Right

@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from dispatcher import MissingExtra, cli
-from dispatcher.extras import DISTRIBUTION, install_line, needs
+from dispatcher.errors import DISTRIBUTION, install_line, needs
 from dispatcher.store.migrate import migrate
 from dispatcher.times.clock import SystemClock
 from tests.support.environment import ROOT

@@ -13,8 +13,7 @@ from importlib import import_module
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
-from dispatcher.errors import InvalidSettings, MissingExtra, quoted
-from dispatcher.extras import install_line
+from dispatcher.errors import InvalidSettings, MissingExtra, install_line, quoted
 from dispatcher.store.engines.base import StoreEngine
 
 ACCEPTED = "sqlite:///…, postgresql://…, mysql://… or mariadb://…"

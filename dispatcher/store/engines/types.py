@@ -20,7 +20,7 @@ from sqlalchemy.sql.expression import FunctionElement, literal
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from dispatcher.message import dump_json
-from dispatcher.times.lengths import MILLISECOND, to_length_ms
+from dispatcher.times.clock import MILLISECOND, to_length_ms
 
 MARIADB = ("mysql", "mariadb")
 """What SQLAlchemy calls MariaDB: by the name of the URL."""

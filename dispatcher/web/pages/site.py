@@ -49,7 +49,7 @@ from dispatcher.store.lists import Pause
 from dispatcher.store.schema import Movable
 from dispatcher.telemetry.journal import digest_with
 from dispatcher.times import send_time, zones
-from dispatcher.times.lengths import length_text
+from dispatcher.times.clock import length_text
 from dispatcher.web.access import SIGN_IN, Admission, Caller, Right, SignIn
 from dispatcher.web.bounds import CachedRead, SharedThreads, Streams, Threads
 from dispatcher.web.problems import CUT_OFF, Refused, bounded, check_is_utf8, forbidden, with_names
