@@ -327,11 +327,10 @@ class ReservationsUnavailable(Unavailable):
     """Redis cannot make a reservation now. Nothing was stored.
 
     ``retry_after`` is how long to wait before the next try; None where that is unknown. It is known
-    while the windows are being rebuilt. ``redis_key`` is a key of another program in their place.
+    while the windows are being rebuilt.
     """
 
     what = "reservations"
-    redis_key = ""
 
     def __init__(
         self, reason: str, *, remedy: str = "", retry_after: timedelta | None = None

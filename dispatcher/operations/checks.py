@@ -17,9 +17,8 @@ from functools import wraps
 from typing import TYPE_CHECKING, NamedTuple
 
 from dispatcher.errors import InvalidSettings, StoreUnavailable, Unavailable
-from dispatcher.redis.errors import START_REDIS
+from dispatcher.redis.errors import FOREIGN_KEY, START_REDIS
 from dispatcher.reservation import RedisNode
-from dispatcher.reservation.taken_keys import REMEDY
 from dispatcher.settings import Settings, config_file, open_to_others
 from dispatcher.store.maintenance import MOST_GRACES
 from dispatcher.store.survey import LateCount
@@ -268,14 +267,14 @@ def redis_complete(doctor: Doctor) -> Finding:
 
 def redis_foreign(doctor: Doctor) -> Finding:
     doctor.redis_nodes()
-    taken = doctor.redis.taken()
-    if not taken:
+    foreign = sorted(doctor.redis.foreign())
+    if not foreign:
         return ok("every key with the name of a window is a window")
-    names = ", ".join(taken[:_MOST_NAMED]) + ", …" * (len(taken) > _MOST_NAMED)
+    names = ", ".join(name.decode("utf-8", "backslashreplace") for name in foreign[:_MOST_NAMED])
     return error(
-        f"another program wrote {len(taken)} keys of reservations: calls that need one fail: "
-        f"{names}",
-        REMEDY,
+        f"another program wrote {len(foreign)} keys of reservations: calls that need one fail: "
+        f"{names}{', …' * (len(foreign) > _MOST_NAMED)}",
+        FOREIGN_KEY,
     )
 
 

@@ -121,7 +121,7 @@ class Verification:
         """Compare everything. Raises ReservationsUnavailable and StoreUnavailable."""
         opened = self.contents.opened()
         found = _Found()
-        for window in self.contents.taken():
+        for window in filter(scope_of, self.contents.foreign()):
             self._note_foreign(found, window)
         self._look_for_missing(opened, found)
         self._look_for_more(opened, found)

@@ -27,6 +27,11 @@ _REACH_REDIS = "start it, let this machine reach it, or correct redis_url"
 REPLICA = "Redis is a read-only replica"
 """The text of the error with which the fence refuses a connection."""
 _NOT_COVERED = "the cluster of Redis does not serve all hash slots"
+FOREIGN_KEY = (
+    "find that program, then delete the key: `dispatcher doctor` names those of reservations, and "
+    "`dispatcher windows rebuild` deletes them and fills the windows again"
+)
+"""What helps where a key of ours is of another type: another program wrote it."""
 _FORBIDDEN = "run the command as the user of that Redis, or let this user reach its socket"
 
 _MEANINGS: tuple[tuple[type[Exception], str, str, str], ...] = (
@@ -60,6 +65,12 @@ _MEANINGS: tuple[tuple[type[Exception], str, str, str], ...] = (
         r"\[SSL: |handshake operation timed out",
         "TLS with Redis fails",
         "correct redis_url (redis://… where the server has no TLS), or the server's certificate",
+    ),
+    (
+        redis.exceptions.ResponseError,
+        "WRONGTYPE",
+        "another program wrote a key of ours in Redis (WRONGTYPE)",
+        FOREIGN_KEY,
     ),
     (redis.exceptions.OutOfMemoryError, "", "Redis is out of memory", ""),
     (redis.exceptions.BusyLoadingError, "", "Redis is loading its data", ""),

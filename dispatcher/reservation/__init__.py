@@ -3,8 +3,8 @@
 ``windows`` books, moves and releases messages leg by leg through ``shards``; ``plan`` books in
 copies of windows. ``upkeep`` rebuilds windows from the store and settles what the store did not
 confirm, ``fence`` closes those of a server that may have lost data. ``contents``, ``timeline`` and
-``survey`` read; ``refusals`` notes refused submits; ``taken_keys`` names keys that others wrote;
-``booking`` has the values, ``terms`` what a time is judged by.
+``survey`` read; ``refusals`` notes refused submits; ``booking`` has the values, ``terms`` what a
+time is judged by.
 """
 
 from dispatcher.reservation.booking import (

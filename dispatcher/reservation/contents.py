@@ -15,10 +15,10 @@ from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import ShardKeys, all_of, epoch_of, pending_of, scope_of, tag_of
 from dispatcher.reservation.fence import Fence
 from dispatcher.reservation.shards import closed
-from dispatcher.reservation.taken_keys import taken_keys
 
 _PAGE = 1_000
 _NAMES_AT_ONCE = 500
+_OTHER_TYPES = ("string", "list", "set", "hash", "stream")
 _FIRST_PAGE = 20
 """How many members of each of many windows are read together; few windows hold more."""
 
@@ -111,10 +111,16 @@ class Contents:
                     scores[place] = None if score is None else int(score)
         return [*map(MemberState, scores[::2], scores[1::2])]
 
-    def taken(self) -> set[bytes]:
+    def foreign(self) -> set[bytes]:
+        """Return the keys of windows and of ``pending`` that are no ZSET: another program's."""
+        match, count = all_of(self.fence.namespace), _NAMES_AT_ONCE
         with translated(ReservationsUnavailable):
-            keys = taken_keys(self._client, self.fence.namespace)
-            return {name for name in keys if scope_of(name) is not None}
+            return {
+                name
+                for kind in _OTHER_TYPES
+                for name in self._client.scan_iter(match=match, count=count, _type=kind)
+                if scope_of(name) is not None or name == pending_of(tag_of(name)).encode()
+            }
 
     def everything(self) -> Iterator[list[Held]]:
         """Yield all members in pages; what comes or goes meanwhile may be missed, or come twice."""

@@ -17,7 +17,7 @@ import redis
 
 from dispatcher.errors import IdempotencyConflict, ReservationsUnavailable
 from dispatcher.redis.errors import translated
-from dispatcher.redis.scripts import Call, Script, packed, script
+from dispatcher.redis.scripts import Call, Script, packed, replies_of, script
 from dispatcher.reservation.booking import (
     Blocked,
     BookingRequest,
@@ -27,7 +27,6 @@ from dispatcher.reservation.booking import (
     member_of,
     new_tail,
 )
-from dispatcher.reservation.taken_keys import replies_of
 from dispatcher.reservation.terms import Blackouts, Judged, Rules, RuleSet
 
 CLOSED = (

@@ -18,8 +18,8 @@ from dispatcher.redis.client import now_ms
 from dispatcher.redis.cluster import Cluster, masters_of
 from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import ShardKeys
-from dispatcher.reservation.fence import Fence, Part, fields_of, server_of
-from dispatcher.reservation.taken_keys import taken_keys
+from dispatcher.reservation.contents import Contents
+from dispatcher.reservation.fence import Part, fields_of, server_of
 from dispatcher.settings import open_to_others
 from dispatcher.times.clock import MILLISECOND
 from dispatcher.times.send_time import from_ms
@@ -44,12 +44,8 @@ class RedisNode(NamedTuple):
     """Whether ``redis_url`` is that of a cluster."""
 
 
-class RedisSurvey:
+class RedisSurvey(Contents):
     """Asks Redis. Every call raises ReservationsUnavailable."""
-
-    def __init__(self, client: redis.Redis, fence: Fence) -> None:
-        self._client = client
-        self._fence = fence
 
     def clocks(self) -> list[Callable[[], datetime]]:
         def now(server: redis.Redis) -> datetime:
@@ -79,14 +75,14 @@ class RedisSurvey:
     def parts(self) -> dict[str, list[str]]:
         """Return the parts that are ``complete``, ``closed`` or ``being rebuilt``, by the fence."""
         with translated(ReservationsUnavailable):
-            holders = self._fence.holders(self._client, self._fence.parts, identify=server_of)
+            holders = self.fence.holders(self._client, self.fence.parts, identify=server_of)
             pipeline = self._client.pipeline(transaction=False)
-            for part in self._fence.parts:
+            for part in self.fence.parts:
                 pipeline.hgetall(part.epoch)
                 pipeline.exists(part.rebuild)
             replies = pipeline.execute()
         states: dict[str, list[str]] = {"complete": [], "closed": [], "being rebuilt": []}
-        for part, epoch, marked in zip(self._fence.parts, replies[::2], replies[1::2], strict=True):
+        for part, epoch, marked in zip(self.fence.parts, replies[::2], replies[1::2], strict=True):
             state = "being rebuilt" if marked else "closed"
             if self._is_complete(part, epoch, holders[part]):
                 state = "complete"
@@ -98,17 +94,12 @@ class RedisSurvey:
         with translated(ReservationsUnavailable):
             before = now_ms(self._client) - older_than // MILLISECOND
             pipeline = self._client.pipeline(transaction=False)
-            for keys in self._fence.keys:
+            for keys in self.fence.keys:
                 pipeline.zcount(keys.pending, "-inf", before)
             return sum(pipeline.execute())
 
-    def taken(self) -> tuple[str, ...]:
-        with translated(ReservationsUnavailable):
-            keys = taken_keys(self._client, self._fence.namespace)
-            return tuple(name.decode("utf-8", "backslashreplace") for name in sorted(keys))
-
     def _is_complete(self, part: Part, epoch: Mapping[bytes, bytes], server: str) -> bool:
-        shards, *reaches = self._fence.layout(part)
+        shards, *reaches = self.fence.layout(part)
         if (epoch.get(b"server"), epoch.get(b"shards")) != (server.encode(), str(shards).encode()):
             return False
         pairs = zip(reaches[::2], reaches[1::2], strict=True)

@@ -18,7 +18,7 @@ import redis
 from dispatcher.errors import ReservationsUnavailable
 from dispatcher.redis.client import now_ms
 from dispatcher.redis.cluster import by_server, masters_of
-from dispatcher.redis.errors import EvictingServer, is_hash_slot_moving, translated
+from dispatcher.redis.errors import FOREIGN_KEY, EvictingServer, is_hash_slot_moving, translated
 from dispatcher.redis.keys import (
     PermitKeys,
     ShardKeys,
@@ -28,11 +28,10 @@ from dispatcher.redis.keys import (
     start_of,
     tag_of,
 )
-from dispatcher.redis.scripts import Call, script
+from dispatcher.redis.scripts import Call, replies_of, script
 from dispatcher.reservation.booking import member_of
 from dispatcher.reservation.fence import Fence, Part
 from dispatcher.reservation.plan import LIFE_MS
-from dispatcher.reservation.taken_keys import replies_of, taken
 from dispatcher.scope import Scope
 from dispatcher.times.clock import MILLISECOND
 from dispatcher.times.send_time import from_ms, to_ms
@@ -323,7 +322,8 @@ class Upkeep:
             for entry in entries[: limit - len(unconfirmed)]:
                 start = entry.find(b"{", _ID_BYTES)
                 if start < 0:
-                    raise taken(keys.pending.encode())
+                    problem = f"another program wrote into {keys.pending}"
+                    raise ReservationsUnavailable(problem, remedy=FOREIGN_KEY)
                 message_id = UUID(bytes=entry[:_ID_BYTES])
                 unconfirmed.append(
                     Unconfirmed(message_id, entry[:start], entry[start:], keys, before)

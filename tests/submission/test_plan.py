@@ -23,8 +23,8 @@ from dispatcher import (
     StoreUnavailable,
 )
 from dispatcher.message import new_id
+from dispatcher.redis.scripts import replies_of
 from dispatcher.reservation import Copies, Submit
-from dispatcher.reservation.taken_keys import replies_of
 from dispatcher.submission.validation import validate
 from dispatcher.times.send_time import to_ms
 from tests.support.house import BODY, FAR, House
