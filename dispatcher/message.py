@@ -419,6 +419,9 @@ def storable_text(value: object, *, longest: int = 500) -> str:
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
+_CONTAINERS = (dict, list, tuple, Mapping)
+
+
 class _Cleaner:
     """Copies a body into plain JSON values, at most ``most`` of them."""
 
@@ -431,18 +434,18 @@ class _Cleaner:
         self._left -= 1  # every value takes at least a byte
         if self._left < 0:
             raise InvalidDraft(self._field, "too many values", self._accepted)
+        if isinstance(value, str):
+            return self._text(plain(value), path)
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, int):  # also a member of an IntEnum, which a template would name
             return int.__int__(value)
-        if isinstance(value, str):
-            return self._text(plain(value), path)
         if isinstance(value, float):
             value = float.__float__(value)
             if not math.isfinite(value):
                 raise InvalidDraft(path, f"the number {value}", self._accepted)
             return value
-        if not isinstance(value, Mapping | list | tuple):
+        if not isinstance(value, _CONTAINERS):
             problem = f"{kind_of(value)}, which JSON does not know"
             raise InvalidDraft(path, problem, self._accepted)
         if depth == 0:

@@ -9,6 +9,7 @@ counts against none of these, and has a window of its recipient's own that is ne
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 OWN_SCOPE = ""
@@ -33,6 +34,7 @@ class Scope(NamedTuple):
         return f"{self.kind}:{self.name}" if self.kind else self.name
 
 
+@lru_cache
 def of_scope_on(channel: str) -> str:
     """Return the kind of a message's scope on one channel."""
     return f"recipient.{channel}"
@@ -43,10 +45,12 @@ def is_recipient_kind(kind: str) -> bool:
     return kind.startswith("recipient.")
 
 
+@lru_cache
 def of_channel(channel: str) -> str:
     return f"channel.{channel}"
 
 
+@lru_cache
 def without_on(channel: str) -> str:
     """Return the kind that the settings have where no message of a channel has quotas."""
     return f"{WITHOUT}.{channel}"
@@ -62,11 +66,11 @@ def counted(
     """Return the scopes a message counts against, of these kinds; those of its home come first."""
     if without_on(channel) in kinds or (scopes and WITHOUT in scopes):
         return () if scope == NO_SCOPE else (Scope(WITHOUT, scope, scope),)
-    candidates = []
-    if scope != NO_SCOPE:
-        candidates += [Scope(kind, scope, scope) for kind in (OWN_SCOPE, of_scope_on(channel))]
+    homes = [] if scope == NO_SCOPE else [OWN_SCOPE, of_scope_on(channel)]
+    counts = [Scope(kind, scope, scope) for kind in homes if kind in kinds]
     whole = of_channel(channel)
-    candidates.append(Scope(whole, channel, f"@{whole}"))
-    for kind, name in sorted((scopes or {}).items()):
-        candidates.append(Scope(kind, name, f"@{kind}:{name}"))
-    return tuple(candidate for candidate in candidates if candidate.kind in kinds)
+    if whole in kinds:
+        counts.append(Scope(whole, channel, f"@{whole}"))
+    further = sorted(scopes.items()) if scopes else ()
+    counts += [Scope(kind, name, f"@{kind}:{name}") for kind, name in further if kind in kinds]
+    return tuple(counts)

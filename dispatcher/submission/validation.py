@@ -47,6 +47,7 @@ from dispatcher.times.send_time import to_ms
 if TYPE_CHECKING:
     from dispatcher.body_types import AnyBody
 
+_ON_CONFLICT: tuple[str, ...] = get_args(OnConflict)
 Check = Callable[[str, str, Body], object]
 """Takes channel, recipient and body; raises InvalidDraft for a message that could never be sent."""
 
@@ -237,7 +238,7 @@ def _expire_after(draft: Draft, channel: ChannelSettings, farthest: datetime) ->
 def _latest(
     draft: Draft, expires_at: datetime | None, now: datetime, farthest: datetime
 ) -> datetime | None:
-    _check_choice("on_conflict", draft.on_conflict, get_args(OnConflict))
+    _check_choice("on_conflict", draft.on_conflict, _ON_CONFLICT)
     if draft.on_conflict == "reject":
         if draft.latest is not None:
             raise InvalidDraft("latest", "given without on_conflict='shift'", "no latest")
