@@ -31,7 +31,7 @@ from rounds import folder, measure, report
 from dispatcher.embedded import embedded
 from dispatcher.errors import QuietHours, QuotaExceeded
 from dispatcher.message import new_id
-from dispatcher.quota import Quota, parse_quota
+from dispatcher.quota import AnyQuota, Quota, parse_quota
 from dispatcher.redis.client import after_set_up
 from dispatcher.reservation import (
     BookingRequest,
@@ -43,8 +43,7 @@ from dispatcher.reservation import (
     Windows,
     longest_ms,
 )
-from dispatcher.reservation import terms as terms_of
-from dispatcher.reservation.terms import AnyQuota
+from dispatcher.reservation import encoding as terms_of
 from dispatcher.scope import OWN_SCOPE
 from dispatcher.settings import Settings
 from dispatcher.times import periods, quiet_hours, zones

@@ -223,7 +223,10 @@ class CalendarLimit(_CountPerPeriod):
         _CountPerPeriod.__post_init__(self)
 
 
-def parse_quota(text: str) -> Quota | CalendarQuota:
+AnyQuota = Quota | CalendarQuota
+
+
+def parse_quota(text: str) -> AnyQuota:
     """Read ``"5/hour"``, ``"10/day in Europe/Berlin"`` or ``"3000/month in local"``.
 
     Without ``in ZONE`` the quota counts within any span of that length. Raises InvalidValue.

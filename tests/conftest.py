@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import redis
 
-from dispatcher.quota import Quota
-from dispatcher.reservation.terms import AnyQuota
+from dispatcher.quota import AnyQuota, Quota
 from dispatcher.store.database import Database
 from dispatcher.times import zones
 from tests.support import canaries

@@ -13,6 +13,7 @@ from uuid import UUID
 
 from dispatcher.redis.keys import ShardKeys, scope_kind_of, scope_of
 from dispatcher.reservation import Contents, MemberState, member_of
+from dispatcher.reservation.encoding import ID_BYTES, id_of
 from dispatcher.scope import Scope
 from dispatcher.settings import Settings
 from dispatcher.store.maintenance import ReservationRow, ReservationState, StoreMaintenance
@@ -25,7 +26,6 @@ _BATCH = 5_000
 _LOOKS = 3
 _BETWEEN_LOOKS_SECONDS = 0.3
 _MOST_NAMED = 10_000
-_ID_BYTES = 16
 
 
 class Fault(StrEnum):
@@ -88,7 +88,7 @@ class _At(NamedTuple):
 
     @property
     def message_id(self) -> UUID:
-        return UUID(bytes=self.member[:_ID_BYTES])
+        return id_of(self.member)
 
 
 @dataclass(slots=True)
@@ -150,7 +150,7 @@ class Verification:
         for page in self.contents.everything():
             booked: dict[_At, int] = {}
             for held in page:
-                if len(held.member) < _ID_BYTES:
+                if len(held.member) < ID_BYTES:
                     self._note_foreign(found, held.window)
                     continue
                 found.reservations += 1

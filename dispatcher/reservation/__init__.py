@@ -3,8 +3,8 @@
 ``windows`` books, moves and releases messages leg by leg through ``shards``; ``plan`` books in
 copies of windows. ``upkeep`` rebuilds windows from the store and settles what the store did not
 confirm, ``fence`` closes those of a server that may have lost data. ``contents``, ``timeline`` and
-``survey`` read; ``refusals`` notes refused submits; ``booking`` has the values, ``terms`` what a
-time is judged by.
+``survey`` read; ``refusals`` notes refused submits; ``booking`` has the values, ``encoding``
+the words of the scripts.
 """
 
 from dispatcher.reservation.booking import (
@@ -12,10 +12,11 @@ from dispatcher.reservation.booking import (
     BookingRequest,
     Slot,
     Submit,
+    Terms,
     is_planned_id,
-    member_of,
 )
 from dispatcher.reservation.contents import Contents, MemberState
+from dispatcher.reservation.encoding import Rules, longest_ms, member_of
 from dispatcher.reservation.fence import Fence
 from dispatcher.reservation.plan import Copies
 from dispatcher.reservation.refusals import (
@@ -26,7 +27,6 @@ from dispatcher.reservation.refusals import (
 )
 from dispatcher.reservation.shards import CLOSED
 from dispatcher.reservation.survey import RedisNode, RedisSurvey
-from dispatcher.reservation.terms import Rules, Terms, longest_ms
 from dispatcher.reservation.timeline import (
     Fill,
     QuotaTimeline,

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from secrets import token_hex
-from typing import NamedTuple
+from typing import NamedTuple, Self
 from uuid import UUID, uuid4
 
 from dispatcher.errors import DuplicateUnderWay, IdempotencyConflict, SlotRefused
 from dispatcher.message import new_id
+from dispatcher.quota import AnyQuota
 from dispatcher.redis.keys import ShardKeys
-from dispatcher.reservation.terms import AnyQuota, Terms
-from dispatcher.scope import Scope
+from dispatcher.reservation.encoding import member_of, new_tail
+from dispatcher.scope import Scope, own_scope
+from dispatcher.times.quiet_hours import Hours
 
 EVERYONE = "*"
 """The token that stands for all submits with a key."""
+
+
+class Terms(NamedTuple):
+    """What a message's time must meet: room in every scope, outside its recipient's quiet hours.
+
+    Each of ``scopes``, at least one, is of a kind that has quotas; ``zone`` is the recipient's.
+    """
+
+    scopes: tuple[Scope, ...]
+    zone: str = "UTC"
+    quiet: Hours | None = None
+
+    @classmethod
+    def own(cls, scope: str) -> Self:
+        return cls((own_scope(scope),))
 
 
 def planned_id(message_id: UUID) -> UUID:
@@ -136,13 +152,3 @@ class Blocked(NamedTuple):
     scope: Scope | None
     quota: AnyQuota | None
     conflicting: tuple[UUID, ...]
-
-
-def member_of(message_id: UUID, tail: str) -> bytes:
-    """Return what stands in the windows for a message: its id, and the tail of its last move."""
-    return message_id.bytes + tail.encode()
-
-
-def new_tail() -> str:
-    """Return a tail that no other move of a message has: 8 characters, none of them ``{``."""
-    return token_hex(4)

@@ -16,8 +16,8 @@ from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import PlanKeys, ShardKeys
 from dispatcher.redis.scripts import Call, replies_of, script
 from dispatcher.reservation.booking import Answer, BookingRequest, planned_id
+from dispatcher.reservation.encoding import Rules
 from dispatcher.reservation.shards import closed
-from dispatcher.reservation.terms import Rules
 from dispatcher.reservation.windows import Windows
 from dispatcher.times.clock import Clock
 

@@ -6,10 +6,9 @@ the time is held, so that all others count it, and judged in bounded steps (``lu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from functools import lru_cache
-from operator import attrgetter
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -24,10 +23,8 @@ from dispatcher.reservation.booking import (
     Leg,
     Slot,
     Submit,
-    member_of,
-    new_tail,
 )
-from dispatcher.reservation.terms import Blackouts, Judged, Rules, RuleSet
+from dispatcher.reservation.encoding import ENDLESS, ID_BYTES, Rules, member_of, new_tail
 
 CLOSED = (
     "the windows are not complete; the sweep rebuilds them from the store, once a worker and a "
@@ -39,12 +36,6 @@ _MOST_AT_ONCE = 250
 """Most messages that one script books; it then runs for a few milliseconds at most."""
 _MOST_CALLS = 10_000
 _CLOSED_REPLY = [b"closed"]
-_ID_BYTES = 16
-
-_ScriptTerms = tuple[bool, Judged]
-"""Terms as ``reserve.lua`` reads them: has the message extra words; rule sets and blackouts."""
-_kind = attrgetter("kind")
-ENDLESS = "no slot was found in a bounded search"
 
 LegRequest = tuple[Leg, BookingRequest]
 LegAnswer = Slot | Blocked | IdempotencyConflict
@@ -59,7 +50,7 @@ class Shards:
     def __init__(self, client: redis.Redis, rules: Rules, *, under_way_ms: int) -> None:
         self._client = client
         self._rules = rules
-        self._under_way_ms = under_way_ms
+        self._reserve_call = partial(rules.reserve_call, under_way_ms=under_way_ms)
         self._reserve = script("reservation/reserve")
         self._next_slot = script("reservation/next_slot")
         self._check = script("reservation/check")
@@ -96,7 +87,11 @@ class Shards:
         """Return the first time from ``start_ms`` on that fits without the member ``free``."""
         names = [leg.keys.epoch, *leg.windows]
         for step in range(_MOST_CALLS):
-            words = [start_ms, free, packed(self._table(leg, start_ms, step))]
+            words = [
+                start_ms,
+                free,
+                packed(self._rules.table(leg, start_ms, step=step)),
+            ]
             word, start_ms = self._run_once(self._next_slot, (names, words))
             if word == b"slot":
                 return start_ms
@@ -172,7 +167,7 @@ class Shards:
 
     def _checked(self, leg: Leg, own: bytes, at_ms: int, hold: bytes) -> Blocked | None:
         names = [leg.keys.pending, leg.keys.epoch, *leg.windows]
-        judged_by = packed(self._table(leg, at_ms, 0))
+        judged_by = packed(self._rules.table(leg, at_ms))
         resume: Sequence[int] = (0, 0, 0)
         while True:
             words = [at_ms, own, hold, *resume, judged_by]
@@ -189,53 +184,8 @@ class Shards:
             return Blocked(until_ms, None, None, ())
         scope = leg.scopes[index - 1]
         # What is shorter is no id. It counts.
-        conflicting = tuple(UUID(bytes=id_) for id_ in members if len(id_) == _ID_BYTES)
+        conflicting = tuple(UUID(bytes=id_) for id_ in members if len(id_) == ID_BYTES)
         return Blocked(until_ms, scope, self._rules.quota(scope, number), conflicting)
-
-    def _reserve_call(
-        self,
-        requests: Sequence[LegRequest],
-        *,
-        pending_grace_ms: int = 0,
-        step: int = 0,
-        judged: bytes = b"",
-    ) -> Call:
-        """Encode ``reserve.lua`` for requests in one shard, after so many steps of their search.
-
-        ``judged`` is a hold at the time asked for that needs no judging.
-        """
-        keys = requests[0][0].keys
-        names: list[str] = [keys.pending, keys.epoch]
-        messages: list[bytes | str] = []
-        numbers: dict[_ScriptTerms, int] = {}
-        encode: Callable[[tuple[_ScriptTerms, ...]], bytes] = _encoded_once
-        for leg, booking in requests:
-            message_id, of, asked_ms, latest_ms, submit, tail, left_tail = booking
-            table = None
-            if of.quiet is None:
-                table = self._rules.unchanging(tuple(map(_kind, leg.scopes)))
-            has_extra = submit is not None or judged != b"" or left_tail is not None
-            if table is None:
-                table, encode = self._table(leg, asked_ms, step), _encoded
-            terms = (has_extra, table)
-            number = numbers.setdefault(terms, len(numbers) + 1)
-            at = b"%d" % asked_ms
-            latest = at if latest_ms == asked_ms else b"%d" % latest_ms
-            messages += (message_id.bytes + tail.encode(), at, latest, b"%d" % number)
-            if submit is not None:
-                names.append(keys.duplicates(submit.name))
-                messages += (judged, b"", submit.fingerprint, submit.token)
-            elif has_extra:
-                messages += (judged, booking.left, b"", b"")
-            names += leg.windows
-        words = [b"%d" % pending_grace_ms, b"%d" % (self._under_way_ms + pending_grace_ms)]
-        return names, [*words, encode(tuple(numbers)), *messages]
-
-    def _table(self, leg: Leg, at_ms: int, step: int) -> Judged:
-        try:
-            return self._rules.table(leg.terms, leg.scopes, at_ms, step=step)
-        except OverflowError:
-            raise ReservationsUnavailable(ENDLESS) from None
 
     def _run_once(self, script: Script, call: Call) -> Any:
         return self._run(script, [call])[0]
@@ -264,18 +214,3 @@ def _final(booking: BookingRequest, reply: Any) -> Slot | IdempotencyConflict | 
 
 def closed() -> ReservationsUnavailable:
     return ReservationsUnavailable(CLOSED, retry_after=RETRY_AFTER)
-
-
-def _encoded(different: tuple[_ScriptTerms, ...]) -> bytes:
-    sets: dict[RuleSet, int] = {}
-    blackouts: dict[Blackouts, int] = {}
-    terms = []
-    for has_extra, (rule_sets, blackout) in different:
-        indexes = tuple(sets.setdefault(rule_set, len(sets) + 1) for rule_set in rule_sets)
-        covered = blackouts.setdefault(blackout, len(blackouts) + 1)
-        terms.append((int(has_extra), covered, indexes))
-    return packed((tuple(sets), tuple(blackouts), tuple(terms)))
-
-
-_encoded_once = lru_cache(maxsize=256)(_encoded)
-"""For terms that do not depend on the time: others seldom come again."""

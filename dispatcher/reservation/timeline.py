@@ -19,9 +19,10 @@ from typing import NamedTuple
 from uuid import UUID
 
 from dispatcher.errors import InvalidValue
-from dispatcher.quota import CalendarQuota, Quota
+from dispatcher.quota import AnyQuota, CalendarQuota, Quota
+from dispatcher.reservation.booking import Terms
 from dispatcher.reservation.contents import Contents
-from dispatcher.reservation.terms import AnyQuota, Terms
+from dispatcher.reservation.encoding import ID_BYTES, id_of
 from dispatcher.reservation.windows import Windows
 from dispatcher.scope import Scope
 from dispatcher.times import zones
@@ -33,7 +34,6 @@ MOST_READ = 10_000
 """Most booked times that are read of one window before the start, and from the start on."""
 _MOST_STEPS = 54
 _MOST_SLOTS = 5
-_ID_BYTES = 16
 _EVER = (0, 10**15)
 _STEPS: tuple[tuple[CalendarUnit, int], ...] = (
     *(("minute", many) for many in (1, 2, 5, 10, 15, 30)),
@@ -202,11 +202,11 @@ class Timelines:
             return WindowTimeline(str(scope), (), timelines, complete=False, many=many)
         members = self._contents.members(window, earliest, latest)
         times = [at_ms for _, at_ms in members]
-        often = Counter(member[:_ID_BYTES] for member, _ in members)
+        often = Counter(member[:ID_BYTES] for member, _ in members)
         booked = tuple(
-            Booked(UUID(bytes=(id_ := member[:_ID_BYTES])), from_ms(at_ms), often[id_] > 1)
+            Booked(id_of(member), from_ms(at_ms), often[member[:ID_BYTES]] > 1)
             for member, at_ms in members
-            if start <= at_ms < end and len(member) >= _ID_BYTES
+            if start <= at_ms < end and len(member) >= ID_BYTES
         )
         timelines = tuple(_quota(quota, times, zone, edges) for quota in quotas)
         return WindowTimeline(str(scope), booked, timelines, complete=True, many=many)

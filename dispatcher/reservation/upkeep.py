@@ -29,7 +29,7 @@ from dispatcher.redis.keys import (
     tag_of,
 )
 from dispatcher.redis.scripts import Call, replies_of, script
-from dispatcher.reservation.booking import member_of
+from dispatcher.reservation.encoding import ID_BYTES, id_of, member_of, restored
 from dispatcher.reservation.fence import Fence, Part
 from dispatcher.reservation.plan import LIFE_MS
 from dispatcher.scope import Scope
@@ -46,7 +46,6 @@ _MOST_DELETED = 1_000
 _MOST_SCANNED = 5_000
 """How many keys are looked at in one step, which takes Redis a few milliseconds at most."""
 _FOR_EVER = -1
-_ID_BYTES = 16
 
 _Step = tuple[Part, Sequence[bytes | str], Sequence[Any]]
 
@@ -79,7 +78,7 @@ class Unconfirmed(NamedTuple):
 
     @property
     def tail(self) -> str:
-        return self.member[_ID_BYTES:].decode()
+        return self.member[ID_BYTES:].decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +246,7 @@ class Upkeep:
         """Put rows back into their windows in these shards, and keep the markers alive."""
         entries: dict[ShardKeys, list[tuple[bytes, bytes]]] = {keys: [] for keys in rebuild.shards}
         for row in rows:
-            entry = b"%015d%c%b" % (to_ms(row.send_at), len(row.member), row.member)
+            entry = restored(row.member, to_ms(row.send_at))
             for scope in row.scopes:
                 keys, window = self._fence.window_of(scope)
                 if keys in entries:
@@ -258,7 +257,7 @@ class Upkeep:
                 of_window: dict[bytes, list[bytes]] = defaultdict(list)
                 for window, entry in pairs[start : start + _MOST_RESTORED]:
                     of_window[window].append(entry)
-                words = [b"".join(restored) for restored in of_window.values()]
+                words = [b"".join(of_one) for of_one in of_window.values()]
                 steps.append((keys, [keys.pending, *of_window], words))
         called = {part for part, _, _ in steps}
         steps += [(part, (), ()) for part in rebuild.parts if part not in called]
@@ -320,13 +319,12 @@ class Upkeep:
         unconfirmed: list[Unconfirmed] = []
         for keys, entries in zip(self._fence.keys, replies, strict=True):
             for entry in entries[: limit - len(unconfirmed)]:
-                start = entry.find(b"{", _ID_BYTES)
+                start = entry.find(b"{", ID_BYTES)
                 if start < 0:
                     problem = f"another program wrote into {keys.pending}"
                     raise ReservationsUnavailable(problem, remedy=FOREIGN_KEY)
-                message_id = UUID(bytes=entry[:_ID_BYTES])
                 unconfirmed.append(
-                    Unconfirmed(message_id, entry[:start], entry[start:], keys, before)
+                    Unconfirmed(id_of(entry), entry[:start], entry[start:], keys, before)
                 )
         return unconfirmed
 
@@ -376,7 +374,7 @@ class Upkeep:
             for name in waiting.values():
                 pipeline.zscore(keys.pending, name)
             scores = dict(zip(members, pipeline.execute(), strict=True))
-            ids = {name: UUID(bytes=name[:_ID_BYTES]) for name in members}
+            ids = {name: id_of(name) for name in members}
             stored = counting([*ids.values()]) if members else {}
             for name in members:
                 if not stored.get(ids[name], scores[name] is not None):

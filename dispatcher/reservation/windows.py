@@ -32,9 +32,10 @@ from dispatcher.reservation.booking import (
     BookingRequest,
     Leg,
     Slot,
+    Terms,
 )
-from dispatcher.reservation.shards import ENDLESS, Shards
-from dispatcher.reservation.terms import Rules, Terms
+from dispatcher.reservation.encoding import ENDLESS, Rules
+from dispatcher.reservation.shards import Shards
 from dispatcher.scope import Scope
 from dispatcher.times.clock import MILLISECOND
 from dispatcher.times.send_time import from_ms, to_ms

@@ -13,7 +13,7 @@ import pytest
 
 from dispatcher.errors import DuplicateUnderWay, QuotaExceeded, ReservationsUnavailable
 from dispatcher.message import new_id
-from dispatcher.quota import Quota
+from dispatcher.quota import AnyQuota, Quota
 from dispatcher.redis.keys import shard_of
 from dispatcher.reservation import (
     BookingRequest,
@@ -21,7 +21,6 @@ from dispatcher.reservation import (
     Submit,
     Terms,
 )
-from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import OWN_SCOPE, Scope, counted
 from tests.support.doubles import once
 from tests.support.proxy import Proxy

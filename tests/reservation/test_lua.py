@@ -161,7 +161,8 @@ from dispatcher.redis.keys import ShardKeys
 from dispatcher.redis.scripts import _command
 from dispatcher.reservation.shards import Shards
 from dispatcher.reservation.booking import BookingRequest, Leg
-from dispatcher.reservation.terms import Rules, Terms
+from dispatcher.reservation.booking import Terms
+from dispatcher.reservation.encoding import Rules
 from dispatcher.scope import OWN_SCOPE
 
 def stop(*_):

@@ -17,9 +17,9 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from dispatcher.errors import QuietHours, QuotaExceeded, SlotRefused
+from dispatcher.quota import AnyQuota
 from dispatcher.quota import Quota as RollingQuota
 from dispatcher.reservation import Terms
-from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import Scope
 from dispatcher.times.periods import CalendarUnit
 from dispatcher.times.quiet_hours import Hours

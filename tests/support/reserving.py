@@ -16,7 +16,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from dispatcher.errors import DispatcherError, SlotRefused
-from dispatcher.quota import Quota
+from dispatcher.quota import AnyQuota, Quota
 from dispatcher.redis.client import after_set_up, repeated
 from dispatcher.redis.keys import ShardKeys, shard_of
 from dispatcher.reservation import (
@@ -31,7 +31,6 @@ from dispatcher.reservation import (
     Windows,
     longest_ms,
 )
-from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import OWN_SCOPE, Scope
 from dispatcher.times.send_time import from_ms, to_ms
 

@@ -13,9 +13,8 @@ from uuid import UUID
 
 from dispatcher.errors import SlotRefused
 from dispatcher.message import new_id
-from dispatcher.quota import Quota
+from dispatcher.quota import AnyQuota, Quota
 from dispatcher.reservation import BookingRequest, Slot
-from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import OWN_SCOPE, Scope, counted, of_scope_on
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.model import Ledger, Wish
