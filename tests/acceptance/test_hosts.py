@@ -78,7 +78,7 @@ class Hosts:
         unknown = {error.message_id for error in failures if isinstance(error, OutcomeUnknown)}
         rows = self.running.rows()
         stored = [self.running.dispatcher.get(row.id) for row in rows if row.id in unknown]
-        self.running.check([*self.load.accepted, *stored], rescued=self.running.rescued())
+        self.running.check([*self.load.accepted, *stored])
         of_tenant: dict[str, list[int]] = defaultdict(list)
         for row in rows:
             of_tenant[row.scopes["tenant"]].append(to_ms(row.send_at))

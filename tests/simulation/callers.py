@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -140,7 +140,7 @@ class Caller:
             self._perhaps_late(every, begun)
         for asked, message in zip(every, messages, strict=True):
             asked.told = "refused" if message is None else told
-            if message is not None and told == "accepted":
+            if message is not None and told == "ok":
                 self._accepted(asked, message)
         if told != "unknown":
             self._no_trace(every, "a transaction")
@@ -172,7 +172,7 @@ class Caller:
                 self._tell("is told", type(error).__name__)
                 told = "unknown"
             else:
-                told = "accepted"
+                told = "ok"
         self._world.scheduler.running()
         return told
 
@@ -184,7 +184,10 @@ class Caller:
     def _asking(self, drafts: Sequence[Draft]) -> list[Asked]:
         ids: list[UUID] = []
         number = self._world.server.number
-        every = [Asked(each.idempotency_key, ids, server=number) for each in drafts]
+        every = [
+            Asked(each.idempotency_key, cast("Any", each.body)["text"], ids, server=number)
+            for each in drafts
+        ]
         self._world.facts.asked += every
         self._world.scheduler.running().seed = every[0]
         return every
@@ -215,7 +218,8 @@ class Caller:
             )
 
     def _accepted(self, asked: Asked, message: Message) -> None:
-        asked.told, asked.answer = "accepted", message.id
+        asked.told, asked.answer, asked.status = "ok", message.id, message.status
+        asked.at_us = self._world.db_ms() * 1_000
         self._known.ids.append(message.id)
         self._tell("is told", f"accepted {message.id}")
 
@@ -225,8 +229,7 @@ class Caller:
         is_keyed = any(asked.key is not None for asked in every)
         if is_keyed or first.leaks or first.server != world.server.number:
             return
-        windows = world.server.windows() if first.ids else {}
-        members = {id_ for window in windows.values() for id_ in window}
+        members = world.server.members() if first.ids else set()
         for id_ in first.ids:
             if id_.bytes in members and not (id_ in world.facts.pruned or world.store.row(id_)):
                 world.facts.wrong.append(f"{id_} was refused with {why} and has a reservation")

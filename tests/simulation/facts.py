@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
-from dispatcher.message import Message, Outcome, Status
+from dispatcher.message import Message, Status
 from dispatcher.store.claims import Claim, Claims, Failure, Success
 from dispatcher.store.database import Database
 from dispatcher.store.maintenance import StoreMaintenance
@@ -29,13 +29,16 @@ class Asked:
     """One submit, and what its caller was told: nothing, as long as ``told`` is empty.
 
     ``ids`` are those under which it tried to book, those of a batch share them; ``leaks`` tells
-    that giving one back failed.
+    that giving one back failed. ``at_us`` is when an ``answer`` came, by the database's clock.
     """
 
     key: str | None
+    tag: str
     ids: list[UUID] = field(default_factory=list)
     told: str = ""
     answer: UUID | None = None
+    status: Status | None = None
+    at_us: int = 0
     leaks: bool = False
     server: int = 0
 
@@ -77,11 +80,10 @@ class OptOuts:
         return not {(row.recipient, row.channel), (row.recipient, None)}.isdisjoint(among)
 
 
-@dataclass(slots=True)
-class Pruned:
+class Pruned(NamedTuple):
     row: Row
     tries: list[Try]
-    at: datetime
+    at: datetime | None = None
 
 
 @dataclass(slots=True)
@@ -99,16 +101,11 @@ class Facts:
     """Messages that were perhaps stored late, and whose callers have no answer."""
     pruned: dict[UUID, Pruned] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
-    known_then: dict[UUID, list[Outcome | None]] = field(default_factory=dict)
-    """What SQL said of each try of a message when the message was next claimed."""
     ended: dict[str, tuple[str, str | None]] = field(default_factory=dict)
 
 
 class WatchedClaims(Claims):
-    """Claims. What is known of earlier tries when a message is claimed again is written down.
-
-    And whether a claim is ended by one that is not the last: by a success alone.
-    """
+    """Claims, of which none is ended by one that is not the last: but by a success."""
 
     def __init__(self, database: Database, world: World, **options: Any) -> None:
         super().__init__(database, **options)
@@ -116,12 +113,8 @@ class WatchedClaims(Claims):
 
     def claim(self, message_ids: Sequence[UUID], **options: Any) -> list[Claim]:
         claims = super().claim(message_ids, **options)
-        store, facts = self._world.store, self._world.facts
+        facts, opt_outs = self._world.facts, self._world.facts.opt_outs
         for claim in claims:
-            known = store.outcomes(claim.message.id, before=claim.token)
-            then = facts.known_then.setdefault(claim.message.id, [])
-            then[len(then) :] = known[len(then) :]
-            opt_outs = facts.opt_outs
             if opt_outs.has(claim.message, opt_outs.certain):
                 facts.wrong.append(f"{claim.message.id} was claimed for one who opted out")
         return claims

@@ -5,24 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from uuid import UUID
+from typing import Any
 
 from dispatcher.errors import PermanentFailure, TemporaryFailure
 from dispatcher.message import Message
 from dispatcher.times.send_time import to_ms
 from tests.simulation.faults import Tell, Weather
 from tests.simulation.scheduler import START, Process, Scheduler
-from tests.support.ledger import Line
 
 
 @dataclass(slots=True)
 class Provider:
-    """What providers took. ``unclear`` are attempts of which the worker was told nothing clear."""
+    """What providers took, as lines of a history."""
 
-    lines: list[Line] = field(default_factory=list)
-    begun_us: dict[tuple[UUID, int], int] = field(default_factory=dict)
-    unclear: set[tuple[UUID, int]] = field(default_factory=set)
-    refused: set[UUID] = field(default_factory=set)
+    lines: list[dict[str, Any]] = field(default_factory=list)
 
 
 class SimTransport:
@@ -49,30 +45,29 @@ class SimTransport:
 
     def send(self, message: Message) -> str | None:
         """Send; faults of the worker meanwhile are injected elsewhere."""
-        rng, attempt = self._scheduler.rng, (message.id, message.attempt_count)
+        rng = self._scheduler.rng
         self._look(message)
         self._line("begin", message)
         fault = None if self._weather.calm else rng.random()
         self._tell("transport.send", f"{message.id} try {message.attempt_count}")
         if fault is None or fault > 0.35:
             self._scheduler.wait(0.001 + 0.02 * rng.random())
-            self._line("end", message)
+            self._line("accept", message)
             self._scheduler.wait(0.001)
             return f"receipt {message.id}"
         self._weather.note("a send goes wrong")
         if fault > 0.2:
             self._scheduler.wait(2.0 * rng.random())
-            self._line("end", message)
+            self._line("accept", message)
             self._scheduler.wait(0.1 * rng.random())
             return None
         if fault < 0.09:
-            self._provider.unclear.add(attempt)
-            self._line("end", message)
+            self._line("accept", message)
             self._scheduler.wait(0.1 * rng.random())
             raise ConnectionResetError("the line broke")
         if fault < 0.11:
             self._scheduler.wait(0.1 * rng.random())
-            self._line("end", message)
+            self._line("accept", message)
             self._scheduler.kill(self._process)
             self._scheduler.wait(0.0)
         if fault < 0.13:
@@ -80,25 +75,25 @@ class SimTransport:
             self._process.frozen_until_us = self._scheduler.now_us + frozen_us
         self._scheduler.wait(0.1 * rng.random())
         if fault < 0.14:
-            self._line("end", message)
+            self._line("accept", message)
             return None
         if fault < 0.16:
-            self._provider.refused.add(message.id)
+            self._line("decline", message, how="permanent")
             raise PermanentFailure("there is no such number")
         if fault < 0.18:
             raise TemporaryFailure("slow down", timedelta(seconds=1), closes_channel=True)
         raise TemporaryFailure("busy", timedelta(seconds=rng.random()))
 
-    def _line(self, event: str, message: Message) -> None:
-        at_us = to_ms(START) * 1_000 + self._scheduler.now_us + self._shift_us
-        if event == "begin":
-            self._provider.begun_us[message.id, message.attempt_count] = at_us
-        line = Line(
-            event="begin" if event == "begin" else "end",
-            id=message.id,
-            scope=message.scope,
-            at_us=at_us,
-            attempt=message.attempt_count,
-            send_at_ms=to_ms(message.send_at),
-        )
-        self._provider.lines.append(line)
+    def _line(self, kind: str, message: Message, **more: str) -> None:
+        line = {
+            "kind": kind,
+            "at": to_ms(START) * 1_000 + self._scheduler.now_us + self._shift_us,
+            "id": str(message.id),
+            "attempt": message.attempt_count,
+            "pid": 0,
+            "scope": message.scope,
+            "channel": message.channel,
+            "digest": "",
+            "send_at_ms": to_ms(message.send_at),
+        }
+        self._provider.lines.append(line | more)

@@ -69,16 +69,13 @@ class Server:
         self.number += 1
         fence.incomplete(self.client, fence.parts)
 
-    def windows(self) -> dict[str, dict[bytes, int]]:
-        names = [name for name in self._names() if b"}:window" in name]
+    def members(self) -> set[bytes]:
+        """Return the members of all windows."""
         pipeline = self.client.pipeline(transaction=False)
-        for name in names:
-            pipeline.zrange(name, 0, -1, withscores=True)
-        return {
-            ":".join(scope): {member: int(at) for member, at in members}
-            for name, members in zip(names, pipeline.execute(), strict=True)
-            if (scope := scope_of(name)) is not None
-        }
+        for name in self._names():
+            if scope_of(name) is not None:
+                pipeline.zrange(name, 0, -1)
+        return {member for members in pipeline.execute() for member in members}
 
     def unconfirmed(self, fence: Fence) -> int:
         return sum(int(cast("Any", self.client.zcard(keys.pending))) for keys in fence.keys)

@@ -18,12 +18,10 @@ from sqlalchemy import Engine, NullPool, create_engine, event
 
 from dispatcher.message import Outcome, Status
 from dispatcher.store.database import Database
-from dispatcher.store.schema import UNSENT_STATUSES
 from dispatcher.testing.clock import sql_time
 from dispatcher.testing.servers import new_database
 from tests.simulation.setting import settings
 
-NO_RESERVATION = (Status.CANCELLED, Status.EXPIRED)
 _QUICK = ("synchronous=OFF", "busy_timeout=0", "foreign_keys=ON")
 
 
@@ -47,6 +45,8 @@ class Row:
     idempotency_key: str | None
     last_error: str | None
     on_unknown: str | None
+    tail: str
+    body: str
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> Row:
@@ -60,6 +60,7 @@ class Row:
 
 class Try(NamedTuple):
     token: int
+    started_at: datetime
     finished_at: datetime | None
     outcome: Outcome | None
 
@@ -67,8 +68,7 @@ class Try(NamedTuple):
 _MESSAGES = "FROM dispatcher_messages WHERE status <> 'void'"
 _ROWS = f"SELECT {', '.join(Row.__dataclass_fields__)} {_MESSAGES}"
 _TRIES = (
-    "SELECT token, finished_at, outcome FROM dispatcher_attempts "
-    "WHERE message_id = ? AND token < ? ORDER BY token"
+    "SELECT token, started_at, finished_at, outcome FROM dispatcher_attempts WHERE message_id = ?"
 )
 
 
@@ -126,11 +126,6 @@ class Store:
     def rows(self) -> list[Row]:
         return [Row.of(each) for each in self.values()]
 
-    def tails(self) -> dict[bytes, str]:
-        """Return the tails of all messages, by the bytes of their ids."""
-        found = self._read(f"SELECT id, tail {_MESSAGES}")
-        return {UUID(id_).bytes: tail for id_, tail in found}
-
     def row(self, message_id: UUID) -> Row | None:
         rows = self._read(f"{_ROWS} AND id = ?", message_id.hex)
         return Row.of(rows[0]) if rows else None
@@ -153,21 +148,11 @@ class Store:
     def is_settled(self) -> bool:
         return not self._read(f"{_ROWS} AND status IN ('scheduled', 'sending') LIMIT 1")
 
-    def tries(self, message_id: UUID, *, before: int = 2**31) -> list[Try]:
+    def tries(self, message_id: UUID) -> list[Try]:
         return [
-            Try(token, end and _instant(end), outcome and Outcome(outcome))
-            for token, end, outcome in self._read(_TRIES, message_id.hex, before)
+            Try(token, _instant(begun), end and _instant(end), outcome and Outcome(outcome))
+            for token, begun, end, outcome in self._read(_TRIES, message_id.hex)
         ]
-
-    def outcomes(self, message_id: UUID, *, before: int = 2**31) -> list[Outcome | None]:
-        return [each.outcome for each in self.tries(message_id, before=before)]
-
-    def is_unsent(self, row: Row) -> bool:
-        """Return whether a message has ended, and surely was not sent."""
-        perhaps = (None, Outcome.SENT, Outcome.UNKNOWN)
-        return row.status in UNSENT_STATUSES and not any(
-            each in perhaps for each in self.outcomes(row.id)
-        )
 
     def _read(self, query: str, *values: Any) -> list[Any]:
         return self._view.execute(query, values).fetchall()

@@ -20,15 +20,14 @@ from typing import Any
 
 import psycopg
 
-from tests.soak.counting import is_frozen
 from tests.soak.faults import BY_NAME
-from tests.soak.history import ENDED, History
-from tests.soak.judge import Violation, judge, recoveries
 from tests.soak.nemesis import FAULTS_A_MINUTE, Nemesis, Strike, schedule
 from tests.soak.recorder import Recorder, read
 from tests.soak.seeded import BUGS
 from tests.soak.stage import BEATS, CLIENTS, WORKERS, Stage
 from tests.support.environment import ROOT
+from tests.support.history import ENDED, History
+from tests.support.judge import Violation, is_frozen, judge, recoveries
 from tests.support.waiting import wait_until
 from tests.support.workplace import workplace
 
@@ -169,7 +168,7 @@ def _settled(stage: Stage) -> list[dict[str, Any]]:
     """Return terms, rows and places, once the windows agree with SQL or have had their time."""
     deadline = time.monotonic() + _SETTLE_SECONDS
     while True:
-        lines = [{"kind": "terms", "at": 0} | stage.terms(), *stage.rows(), *stage.places()]
+        lines = [stage.terms(), *stage.rows(), *stage.places()]
         wrong = [each for each in judge(lines) if each.invariant.startswith("I9")]
         if not wrong or time.monotonic() > deadline:
             return lines

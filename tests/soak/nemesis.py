@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tests.soak.faults import BY_NAME, FAULTS, Done, in_cluster
-from tests.soak.recorder import now_us
 from tests.soak.stage import Stage
+from tests.support.history import now_us
 
 FAULTS_A_MINUTE = 215.0
 ROUND_SECONDS, CALM_SECONDS = 8.0, 1.5

@@ -5,17 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.support.history import now_us
+
 _BEGIN = '{"kind": "'
-
-
-def now_us() -> int:
-    """Return microseconds since 1970 by the host's clock, which all parts of a soak share."""
-    return time.time_ns() // 1_000
 
 
 def digest_of(channel: str, recipient: str, body: Mapping[str, Any]) -> str:
@@ -55,8 +51,3 @@ def _whole(text: str) -> list[dict[str, Any]]:
     except json.JSONDecodeError:
         _, begin, rest = text[1:].rpartition(_BEGIN)  # the next writer went on in the torn line
         return _whole(begin + rest) if begin else []
-
-
-def place_of(message_id: str, tail: str) -> str:
-    """Return the name of a message's place in a window: with the tail of its last move."""
-    return f"{message_id}~{tail}" if tail else message_id

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
-from uuid import UUID
 
 import psycopg
 from psycopg.rows import DictRow, dict_row
 
 from dispatcher import Dispatcher, Settings
 from dispatcher.errors import ReservationsUnavailable, StoreUnavailable
+from dispatcher.store.database import Database
 from tests.soak.contents import CANARY, EMAIL, PERSON, WEBHOOK, tag_of
 from tests.soak.receivers import Receivers
-from tests.soak.recorder import Recorder, digest_of, now_us, place_of, read
+from tests.soak.recorder import Recorder, digest_of, read
 from tests.support.cluster import MASTERS, QUICK_MS, Cluster, three_masters
 from tests.support.environment import child_environment
+from tests.support.history import now_us
+from tests.support.lines import Lines, places, stored, terms_of
 from tests.support.proxy import Proxy
-from tests.support.reserving import scores
 from tests.support.servers import HARNESS, PostgresServer, RedisServer
 from tests.support.service import Service, Supervised
 from tests.support.tables import migrate_at
@@ -44,7 +44,6 @@ SIDES, SERVERS = (*WORKERS, "beats", "clients"), ("windows", "broker", "store")
 NODES = tuple(f"windows-{number}" for number in range(2 * MASTERS))
 """The nodes of the cluster, where there is one for the windows."""
 
-_WINDOW = re.compile(rb"\A\{[^}]*\}:window(?:@([a-z0-9_.-]+))?:(.*)\Z", re.DOTALL)
 _ROOMY = 40.0
 
 
@@ -146,22 +145,13 @@ class Stage:
 
     def terms(self) -> dict[str, Any]:
         settings = self.settings("clients")
-        quotas = {
-            kind: [[each.count, getattr(each, "length_ms", 0)] for each in some]
-            for kind, some in settings.quotas_of.items()
-        }
-        limits = {
-            f"channel {name}": [[each.count, getattr(each, "length_ms", 0)] for each in some.limits]
-            for name, some in settings.channels.items()
-        }
-        return {
-            "quotas": quotas,
-            "limits": limits | {"scope": quotas[""]},
-            "concurrency": CONCURRENCY,
-            "longest_ms": settings.transport_timeout.total_seconds() * 1_000,
-            "recovery_ms": 120_000,
-            "answer_ms": 60_000,
-        }
+        return terms_of(
+            settings,
+            concurrency=CONCURRENCY,
+            longest_ms=settings.transport_timeout.total_seconds() * 1_000,
+            recovery_ms=120_000,
+            answer_ms=60_000,
+        )
 
     def leave(self, *names: str) -> None:
         """Let these services come to an end in good order, or without it."""
@@ -204,56 +194,13 @@ class Stage:
             )
             return connection.execute(query).fetchone() is None
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        with self.sql() as connection:
-            for row in connection.execute(
-                "SELECT * FROM dispatcher_messages WHERE status <> 'void'"
-            ):
-                yield {
-                    "kind": "row",
-                    "at": now_us(),
-                    "id": str(row["id"]),
-                    "tag": tag_of(row["body"]),
-                    "digest": digest_of(row["channel"], row["recipient"], row["body"]),
-                    "channel": row["channel"],
-                    "scope": row["scope"],
-                    "status": row["status"],
-                    "ended_at": row["finished_at"] and _us(row["finished_at"]),
-                    "token": row["claim_token"],
-                    "attempt_count": row["attempt_count"],
-                    "max_attempts": row["max_attempts"],
-                    "send_at_ms": _us(row["send_at"]) // 1_000,
-                    "expires_at_ms": row["expires_at"] and _us(row["expires_at"]) // 1_000,
-                    "key": row["idempotency_key"],
-                    "on_unknown": row.get("on_unknown"),
-                    "tail": row["tail"],
-                }
-            for row in connection.execute("SELECT * FROM dispatcher_attempts"):
-                yield {
-                    "kind": "attempt",
-                    "at": now_us(),
-                    "id": str(row["message_id"]),
-                    "token": row["token"],
-                    "started_at": _us(row["started_at"]),
-                    "finished_at": row["finished_at"] and _us(row["finished_at"]),
-                    "outcome": row["outcome"],
-                }
+    def rows(self) -> Lines:
+        with closing(Database(self.store.url(self.database))) as database:
+            yield from stored(database, self.settings("clients").quotas_of, _content)
 
-    def places(self) -> Iterator[dict[str, Any]]:
+    def places(self) -> Lines:
         with self.windows.client() as client:
-            for key in client.scan_iter(match="*:window*", count=1_000):
-                found = _WINDOW.match(key)
-                if found is None:
-                    continue
-                for member, at_ms in scores(client, key).items():
-                    yield {
-                        "kind": "place",
-                        "at": now_us(),
-                        "of": (found[1] or b"").decode(),
-                        "scope": found[2].decode(),
-                        "id": place_of(str(UUID(bytes=member[:16])), member[16:].decode()),
-                        "at_ms": at_ms,
-                    }
+            yield from places(client, self.settings("clients").namespace)
 
     def leaks(self) -> Iterator[dict[str, Any]]:
         for log in self.folder.glob("*.log"):
@@ -291,5 +238,5 @@ def _accepts(dispatcher: Dispatcher) -> bool:
     return True
 
 
-def _us(instant: Any) -> int:
-    return int(instant.timestamp() * 1_000_000 + 0.5)
+def _content(row: Any) -> dict[str, Any]:
+    return {"tag": tag_of(row.body), "digest": digest_of(row.channel, row.recipient, row.body)}

@@ -17,12 +17,12 @@ from sqlalchemy import update
 from dispatcher import Dispatcher, Settings, faults
 from dispatcher.faults import VARIABLE, InjectedFault, arm
 from dispatcher.message import Outcome, Status
-from dispatcher.quota import Quota
+from tests.support import judge as judging
 from tests.support import ledger
-from tests.support.all_windows import let_graces_pass, pending_entries, promised, windows_of
-from tests.support.checks import History, broken_promises
-from tests.support.environment import stored_in
+from tests.support.all_windows import let_graces_pass, pending_entries
+from tests.support.history import FINAL, History
 from tests.support.house import House
+from tests.support.lines import places, stored, terms_of, told
 from tests.support.processes import forking
 from tests.support.tables import messages
 
@@ -86,7 +86,7 @@ def heal(house: House) -> None:
         house.parts.sweep.enqueue_due()
         for ids in published(house):
             house.deliver(*ids)
-        if all(each.status.is_final for each in stored_in(house.database)):
+        if all(row["status"] in FINAL for row in history(house).rows.values()):
             break
     reconcile(house)
 
@@ -121,16 +121,11 @@ def judge(
     ``accepted`` is what callers were told or may find. ``extra_permits`` stay counted though
     nothing was sent.
     """
-    history = History(
-        accepted=frozenset(accepted),
-        stored=stored_in(house.database),
-        ledger=lines(house),
-        cancelled=frozenset(cancelled),
-    )
-    quotas = [(each.count, each.length_ms) for each in house.settings.quotas
-              if isinstance(each, Quota)]  # fmt: skip
-    assert broken_promises(history, quotas) == []
-    assert windows_of(house) == promised(house)
+    settings = house.settings
+    terms = terms_of(settings, ends=("sent", "cancelled"))
+    there = places(house.redis, settings.namespace)
+    known = [*told(accepted, cancelled), *ledger.sent(lines(house)), *there]
+    assert judging.judge([terms, *known, *stored(house.database, settings.quotas_of)]) == []
     assert pending_entries(house) == []
     assert house.dispatcher.verify_windows().equal
     assert_permits_are_right(house, extra=extra_permits)
@@ -164,8 +159,16 @@ def lines(house: House) -> list[ledger.Line]:
     return ledger.read(house.settings.data_dir / str(path))
 
 
+def history(house: House) -> History:
+    return History.of(stored(house.database, house.settings.quotas_of))
+
+
 def outcomes(house: House) -> dict[UUID, list[Outcome | None]]:
-    return {each.id: list(each.outcomes) for each in stored_in(house.database)}
+    known = history(house)
+    return {
+        UUID(id_): [attempt["outcome"] for attempt in known.attempts.get(id_, ())]
+        for id_ in known.rows
+    }
 
 
 def _let_claims_and_waits_pass(house: House) -> None:

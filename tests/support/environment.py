@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
@@ -18,17 +16,16 @@ from sqlalchemy import select
 
 from dispatcher import Dispatcher, Settings
 from dispatcher.errors import ReservationsUnavailable
-from dispatcher.message import Message, Outcome, Status
-from dispatcher.quota import Quota as RollingQuota
+from dispatcher.message import Message
 from dispatcher.store.database import Database
-from dispatcher.times.send_time import to_ms
 from tests.support import ledger
-from tests.support.checks import History, Stored, broken_promises, false_windows
 from tests.support.clients import client_of
-from tests.support.model import Quota
-from tests.support.reserving import window
+from tests.support.history import FINAL, History
+from tests.support.judge import false_windows, judge
+from tests.support.ledger import sent
+from tests.support.lines import places, stored, terms_of, told
 from tests.support.service import Forked, Service, Supervised
-from tests.support.tables import IS_MESSAGE, attempts, messages
+from tests.support.tables import IS_MESSAGE, messages
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +47,6 @@ SHORT: Mapping[str, Any] = {
 """Settings that heal within seconds."""
 
 _MOST_SHOWN = 20
-_RESCUED = re.compile(r"message (\S+) rescued channel=\S+ attempt=(\d+)")
 
 
 def short_settings(folder: Path, **overrides: Any) -> Settings:
@@ -164,68 +160,40 @@ class Environment:
         ]
         return "\n".join(ends)
 
-    def stored(self) -> list[Stored]:
-        return stored_in(self._database)
+    def stored(self) -> History:
+        return History.of(stored(self._database, self.settings.quotas_of))
 
     def rows(self) -> Sequence[Any]:
         with self._database.engine.connect() as connection:
             return connection.execute(select(messages).where(IS_MESSAGE)).all()
 
-    def windows(self) -> dict[str, dict[UUID, int]]:
-        found: dict[str, dict[UUID, int]] = {}
-        with client_of(self.settings.redis_url) as client:
-            for key in client.scan_iter(match=f"{{{self.settings.namespace}:*}}:window:*"):
-                found[key.decode().split(":window:", 1)[1]] = window(client, key)
-        return found
-
-    @property
-    def quotas(self) -> list[Quota]:
-        """The quotas of the scope that every message has; here none goes by a calendar."""
-        rolling = [each for each in self.settings.quotas if isinstance(each, RollingQuota)]
-        assert len(rolling) == len(self.settings.quotas)
-        return [(each.count, each.length_ms) for each in rolling]
-
     def wait_until_ended(self) -> None:
         """Wait until nothing is scheduled or being sent; the deadline is for each next message."""
 
         def under_way() -> int:
-            return sum(not each.status.is_final for each in self.stored())
+            return sum(row["status"] not in FINAL for row in self.stored().rows.values())
 
         while left := under_way():
             wait_until(lambda: under_way() < left, every=0.1)
 
-    def rescued(self) -> set[tuple[UUID, int]]:
-        return {
-            (UUID(message_id), int(number))
-            for service in self._supervised.services.values()
-            for message_id, number in _RESCUED.findall(service.log.read_text(errors="replace"))
-        }
-
-    def check(
-        self,
-        accepted: Iterable[Message | UUID],
-        *,
-        cancelled: Sequence[UUID] = (),
-        rescued: Collection[tuple[UUID, int]] = (),
-    ) -> None:
-        """Fail if a promise was broken, or if the windows are not what SQL says.
-
-        The outcome of an attempt that was ``rescued`` was unknown, also where its worker came back
-        and recorded it after the next attempt had begun.
-        """
-        history = History(
-            accepted=frozenset(each if isinstance(each, UUID) else each.id for each in accepted),
-            stored=[_as_then(each, rescued) for each in self.stored()],
-            ledger=self.ledger(),
-            cancelled=frozenset(cancelled),
-        )
-        _assert_none(broken_promises(history, self.quotas))
+    def check(self, accepted: Iterable[Message | UUID], *, cancelled: Sequence[UUID] = ()) -> None:
+        """Fail if a promise was broken, or if the windows are not what SQL says."""
+        ids = [each if isinstance(each, UUID) else each.id for each in accepted]
+        callers = [*told(ids, cancelled)]
         with suppress(AssertionError):  # told below what is wrong
             wait_until(lambda: not self.false_windows(), every=0.1)
-        _assert_none(self.false_windows())
+        problems = judge([*callers, *sent(self.ledger()), *self.lines()])
+        shown = "\n".join(map(str, problems[:_MOST_SHOWN]))
+        assert not problems, f"{len(problems)} broken promises:\n{shown}"
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        yield terms_of(self.settings, ends=("sent", "cancelled"))
+        yield from stored(self._database, self.settings.quotas_of)
+        with client_of(self.settings.redis_url) as client:
+            yield from places(client, self.settings.namespace)
 
     def false_windows(self) -> list[str]:
-        return false_windows(self.windows(), self.stored())
+        return [*false_windows(History.of(self.lines()))]
 
     def close(self) -> None:
         self._supervised.close()
@@ -238,40 +206,6 @@ def _service(name: str, command: Sequence[str], folder: Path, env: dict[str, str
     if command[: len(start)] != start:
         return Service(name, command, folder, env)
     return Forked(name, command[len(start) :], folder, env)
-
-
-def stored_in(database: Database) -> list[Stored]:
-    """Return all messages of a store with the outcomes of their attempts, read past the code."""
-    with database.engine.connect() as connection:
-        rows = connection.execute(select(messages).where(IS_MESSAGE)).all()
-        tries = connection.execute(select(attempts).order_by(attempts.c.token)).all()
-    outcomes: dict[UUID, list[Outcome | None]] = {}
-    for row in tries:
-        outcome = Outcome(row.outcome) if row.outcome else None
-        outcomes.setdefault(row.message_id, []).append(outcome)
-    return [
-        Stored(
-            id=row.id,
-            scope=row.scope,
-            send_at_ms=to_ms(row.send_at),
-            status=Status(row.status),
-            outcomes=tuple(outcomes.get(row.id, ())),
-        )
-        for row in rows
-    ]
-
-
-def _as_then(stored: Stored, rescued: Collection[tuple[UUID, int]]) -> Stored:
-    outcomes = (
-        Outcome.UNKNOWN if (stored.id, number) in rescued else outcome
-        for number, outcome in enumerate(stored.outcomes, start=1)
-    )
-    return replace(stored, outcomes=tuple(outcomes))
-
-
-def _assert_none(problems: Sequence[str]) -> None:
-    shown = "\n".join(problems[:_MOST_SHOWN])
-    assert not problems, f"{len(problems)} broken promises:\n{shown}"
 
 
 @contextmanager

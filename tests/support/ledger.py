@@ -6,9 +6,10 @@ import json
 import os
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from uuid import UUID
 
 from dispatcher.message import Message
@@ -73,6 +74,22 @@ class Ledger:
 def began_ns() -> int:
     """Return when the monotonic clock began, by the wall clock: their shortest distance of many."""
     return min(-time.monotonic_ns() + time.time_ns() for _ in range(1_000))
+
+
+def sent(lines: Iterable[Line]) -> Iterator[dict[str, Any]]:
+    """Yield what a ledger tells as lines of a history."""
+    for line in lines:
+        yield {
+            "kind": "begin" if line.event == "begin" else "accept",
+            "at": line.at_us,
+            "id": str(line.id),
+            "attempt": line.attempt,
+            "pid": 0,
+            "scope": line.scope,
+            "channel": "",
+            "digest": "",
+            "send_at_ms": line.send_at_ms,
+        }
 
 
 def read(path: Path) -> list[Line]:

@@ -7,8 +7,8 @@ import pytest
 from tests.simulation import bugs as simulated
 from tests.soak import seeded
 from tests.soak.faults import BY_NAME
-from tests.soak.judge import INVARIANTS
 from tests.support.environment import ROOT
+from tests.support.judge import INVARIANTS
 from tests.support.planting import Seams, planted, real
 
 _ALL = {**simulated.BUGS, **{name: bug.seams for name, bug in seeded.BUGS.items()}}

@@ -14,11 +14,11 @@ from dispatcher.errors import DeliveryError
 from dispatcher.testing import a_message
 from dispatcher.transports.base import Transport, close_all
 from tests.soak.contents import EMAIL, PERSON, WEBHOOK, body_of, people_of
-from tests.soak.history import History
 from tests.soak.noted import Email, Webhook
 from tests.soak.receivers import FATES, Receivers
-from tests.soak.receiving import other_ids, strays, untrue_words
 from tests.soak.recorder import digest_of, read
+from tests.support.history import History
+from tests.support.judge import other_ids, strays, untrue_words
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.long

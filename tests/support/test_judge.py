@@ -1,4 +1,4 @@
-"""The judge of a soak finds each kind of broken promise, and nothing in a good history."""
+"""The judge of histories finds each kind of broken promise, and nothing in a good history."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.soak.judge import INVARIANTS, judge
 from tests.soak.recorder import Recorder, read
+from tests.support.judge import INVARIANTS, judge
 
 Lines = list[dict[str, Any]]
 ANN, BEN = "ann's", "ben's"
@@ -61,9 +61,10 @@ def change(op: str, id_: str = ANN, *, at: int = 2 * SECOND, answer: str = "ok",
 def row(id_: str = ANN, status: str = "sent", **fields: Any) -> Lines:
     usual = {
         "kind": "row", "at": 99 * SECOND, "id": id_, "tag": f"tag {id_}", "status": status,
-        "ended_at": 90 * SECOND, "channel": "mail", "scope": id_, "token": 9,
+        "made_at": SECOND, "ended_at": 90 * SECOND, "channel": "mail", "scope": id_, "token": 9,
         "attempt_count": 1, "max_attempts": 5,
         "send_at_ms": DUE_MS, "expires_at_ms": None, "key": None, "digest": f"digest {id_}",
+        "on_unknown": None, "tail": "", "scopes": [("", fields.get("scope", id_))],
     }  # fmt: skip
     return [usual | fields]
 
@@ -126,23 +127,23 @@ def seen(status: str, token: int = 1, at: int = 20 * SECOND) -> Lines:
 
 SENT = [*submit(), *send(), *attempt(), *row(), *place()]
 TWICE = [
-    *submit(), *row(), *place(), *send(), *send(at=DUE + 3 * SECOND, attempt=2),
+    *submit(), *row(attempt_count=2), *place(), *send(), *send(at=DUE + 3 * SECOND, attempt=2),
     *attempt(token=2, at=DUE + 3 * SECOND, until=DUE + 4 * SECOND),
 ]  # fmt: skip
-CANCELLED = [*submit(), *row(status="cancelled")]
+CANCELLED = [*submit(), *row(status="cancelled", attempt_count=0)]
 
 OTHER = {"key": "k", "tag": f"tag {ANN}", "digest": "digest other", "send_at_ms": DUE_MS}
 
 GOOD: dict[str, Lines] = {
     "sent once": SENT,
     "refused under a key, and cancelled": [
-        *submit(answer="refused", key="k"), *row(status="cancelled", key="k")
+        *submit(answer="refused", key="k"), *row(status="cancelled", key="k", attempt_count=0)
     ],
     "sent again because the record was lost": [*TWICE, *attempt("unknown")],
     "sent again before a late record came": [*TWICE, *attempt(until=DUE + 5 * SECOND)],
     "failed, then known to be sent": [*SENT, *seen("failed"), *seen("sent")],
     "accepted and failed with an unknown outcome": [
-        *submit(), *send(), *attempt("unknown"), *row(status="failed", attempt_count=5),
+        *submit(), *send(), *attempt("unknown"), *row(status="failed", max_attempts=1),
         *place(),
     ],
     "perhaps moved, and sent at the old time": [
@@ -160,19 +161,29 @@ GOOD: dict[str, Lines] = {
     ],
     "unknown, and with its receiver": [
         *submit(), *received("unknown", answered=False), *attempt("unknown"),
-        *row(status="failed", attempt_count=5), *place(),
+        *row(status="failed", max_attempts=1), *place(),
     ],
     "a key that was free again": [
         *submit(key="k"), *change("cancel"),
-        *row(status="cancelled", key="k", ended_at=2 * SECOND + 500),
+        *row(status="cancelled", key="k", ended_at=2 * SECOND + 500, attempt_count=0),
         *call("conflict", n="2", at=3 * SECOND, asked=OTHER, told={
             "id": BEN, "status": "scheduled", "send_at_ms": DUE_MS, "digest": "digest other",
         }),
         *send(BEN, digest="digest other"), *attempt(id_=BEN),
-        *row(BEN, tag=f"tag {ANN}", key="k", digest="digest other"), *place(BEN),
+        *row(BEN, made_at=3 * SECOND, tag=f"tag {ANN}", key="k", digest="digest other"),
+        *place(BEN),
+    ],
+    "a key of what was deleted": [
+        *SENT[:-2], *row(key="k", deleted_at=50 * SECOND), *submit(key="k"),
+        *submit(BEN, n="2", at=60 * SECOND, key="k"), *send(BEN, at=70 * SECOND),
+        *attempt(id_=BEN), *row(BEN, key="k", made_at=60 * SECOND), *place(BEN),
+    ],
+    "kept at its time, whoever has it": [
+        *SENT, *submit(BEN, n="2"), *row(BEN, scope=ANN, kept_late=True), *place(BEN, scope=ANN),
+        *send(BEN, at=DUE + SECOND), *attempt(id_=BEN),
     ],
     "told that a message is cancelled": [
-        *submit(key="k", status="cancelled"), *row(status="cancelled", key="k")
+        *submit(key="k", status="cancelled"), *row(status="cancelled", key="k", attempt_count=0)
     ],
     "a slow answer of a frozen client": [
         *SENT, *call("get", n="2", at=SECOND, takes=10 * SECOND, asked={"id": BEN}),
@@ -186,6 +197,7 @@ BAD: dict[str, tuple[str, str, Lines]] = {
     "never sent": ("I1", "never was", [*submit(), *row(), *place()]),
     "failed early": ("I1", "without a reason", [*submit(), *row(status="failed"), *place()]),
     "expired by itself": ("I1", "never expires", [*submit(), *row(status="expired")]),
+    "held for nothing": ("I1", "is held for no reason", [*SENT[:-2], *row(status="held")]),
     "cancelled by nobody": ("I1", "nobody asked for", CANCELLED),
     "sent from nowhere": ("I2", "never submitted", send()),
     "stored from nowhere": ("I2", "never submitted", [*row(), *place()]),
@@ -248,10 +260,11 @@ BAD: dict[str, tuple[str, str, Lines]] = {
     ]),
     "a key, two messages": ("I8", f"key k gave {ANN} and {BEN}", [
         *submit(key="k"), *submit(BEN, key="k", n="2"), *row(key="k"),
+        *row(BEN, made_at=2 * SECOND),
     ]),
     "a key of what may have been sent": ("I8", f"key k gave {ANN} and {BEN}", [
         *submit(key="k"), *submit(BEN, key="k", n="2", at=95 * SECOND),
-        *row(status="failed", key="k", attempt_count=5), *attempt("unknown"),
+        *row(status="failed", key="k"), *attempt("unknown"), *row(BEN, made_at=95 * SECOND),
     ]),
     "a key, two rows": ("I8", "key k has 2 rows", [
         *row(key="k"), *row(BEN, key="k"),
@@ -266,6 +279,12 @@ BAD: dict[str, tuple[str, str, Lines]] = {
         }),
     ]),
     "a needless reservation": ("I9", "needless", [*CANCELLED, *place()]),
+    "no reservation": ("I9", "ann's has no reservation", SENT[:-1]),
+    "reserved elsewhere": ("I9", "is reserved at 10001 instead of 10000", [
+        *SENT[:-1], *place(at_ms=10_001),
+    ]),
+    "a try too many": ("I10", "counts 2 tries and has 1", [*SENT[:-2], *row(attempt_count=2)]),
+    "a try without an end": ("I10", "has ended and a try of it has not", [*SENT, *attempt(None)]),
     "a token twice": ("I10", "used a token twice", [*SENT, *attempt()]),
     "a token of old": ("I10", "an older token after a newer one", [
         *SENT, *attempt(token=2, at=DUE - 5),
@@ -314,6 +333,12 @@ def test_a_bad_history_is_told(name: str) -> None:
     invariant, text, lines = BAD[name]
     told = judge([TERMS, *lines])
     assert any(each.invariant.split()[0] == invariant and text in each.text for each in told), told
+
+
+def test_where_all_are_to_be_sent_another_end_is_told() -> None:
+    failed = [*submit(), *send(), *attempt("permanent"), *row(status="failed", max_attempts=1)]
+    told = judge([TERMS | {"ends": ["sent", "cancelled"]}, *failed, *place()])
+    assert f"{ANN} is still failed" in {each.text for each in told}
 
 
 def test_each_invariant_has_a_history_that_breaks_it() -> None:

@@ -12,13 +12,15 @@ accept   it has taken it; ``decline``: it has not, and ``how`` it said so. A rec
 called   ``how`` such a transport called it: sent, temporary, permanent, unknown, broken
 fault    ``fault``, ``target``, ``until``, ``pids`` of those frozen, ``done``
 seen     a status that SQL showed while the soak ran: ``id``, ``status``, ``token``
-row      a message as SQL has it in the end; ``attempt``: one of its tries
+row      a message as SQL has it in the end, or had it when it was deleted; ``attempt``: one of
+         its tries
 place    a member of a window in Redis in the end; ``leak``: a secret found in a log
 ======== ====================================================================================
 """
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -156,6 +158,16 @@ class History:
         for several in found.values():
             several.sort(key=lambda each: (each.attempt, each.at))
         return found
+
+
+def now_us() -> int:
+    """Return microseconds since 1970 by the host's clock, which all parts of a run share."""
+    return time.time_ns() // 1_000
+
+
+def place_of(message_id: str, tail: str) -> str:
+    """Return the name of a message's place in a window: with the tail of its last move."""
+    return f"{message_id}~{tail}" if tail else message_id
 
 
 def _calls(asked: Iterable[Line], told: Iterable[Line]) -> list[Call]:

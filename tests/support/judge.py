@@ -10,27 +10,27 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tests.soak.counting import (
-    broken_limits,
-    broken_quotas,
-    false_windows,
-    is_frozen,
-    too_many_in_hand,
+from tests.support.history import (
+    ENDED,
+    FINAL,
+    NEVER,
+    SUBMITS,
+    Call,
+    History,
+    Line,
+    Send,
+    place_of,
 )
-from tests.soak.history import ENDED, FINAL, NEVER, SUBMITS, Call, History, Line
-from tests.soak.receiving import other_ids, strays, unproven, untrue_words
-from tests.soak.timing import (
-    early_or_expired,
-    possible,
-    recoveries,
-    slow_answers,
-    slow_recoveries,
-)
+from tests.support.model import excesses
 
 _UNSENT = frozenset({"cancelled", "expired", "failed"})
 _NOT_TAKEN = frozenset({"temporary", "permanent"})
+_HOLD_NO_PLACE = frozenset({"cancelled", "expired"})
+_AFTER_A_FREEZE_US = 500_000
+_EXPIRY_SLACK_US = 500_000
+"""A send may begin this long after the expiry that was checked right before it."""
 
 
 class Violation(NamedTuple):
@@ -60,7 +60,7 @@ def lost(history: History) -> Iterator[str]:
     for id_, row in history.rows.items():
         status = row["status"]
         known = begun.get(id_, [])
-        if status not in ENDED:
+        if status not in history.terms.get("ends", ENDED):
             yield f"{id_} is still {status}"
         elif status == "sent" and not any(each.accepted for each in known):
             yield f"{id_} counts as sent but never was"
@@ -71,6 +71,8 @@ def lost(history: History) -> Iterator[str]:
             yield f"{id_} failed without a reason"
         elif status == "expired" and row["expires_at_ms"] is None:
             yield f"{id_} expired though it never expires"
+        elif status == "held" and "unknown" not in _outcomes(id_, history):
+            yield f"{id_} is held for no reason"
         elif status == "cancelled" and not any(
             each.answer != "refused" for each in cancels.get(id_, ())
         ):
@@ -159,7 +161,8 @@ def false_cancels(history: History) -> Iterator[str]:
 def false_duplicates(history: History) -> Iterator[str]:
     """One idempotency key gives one message, and other content an error.
 
-    A key is free once its message has ended, surely unsent: the next message is a new one.
+    A key is free once its message has ended, surely unsent, or is deleted: the next message is a
+    new one.
     """
     contents: dict[tuple[str, str], set[str]] = defaultdict(set)
     told: dict[str, dict[str, int]] = defaultdict(dict)
@@ -172,15 +175,26 @@ def false_duplicates(history: History) -> Iterator[str]:
         if len(digests) > 1:
             yield f"key {key} was taken for {len(digests)} contents"
     for key, ids in told.items():
-        for before, later in pairwise(ids):
-            if not _was_unsent(before, ids[later], history):
+        rows = (row for id_, row in history.rows.items() if id_ in ids)
+        made = [row["id"] for row in sorted(rows, key=lambda row: int(row["made_at"]))]
+        for before, later in pairwise(made):
+            if not _gave_key_back(before, ids[later], history):
                 yield f"key {key} gave {before} and {later}"
     keys = Counter(
         row["key"]
         for row in history.rows.values()
-        if row["key"] and not _was_unsent(row["id"], NEVER, history)
+        if row["key"] and not _gave_key_back(row["id"], NEVER, history)
     )
     yield from (f"key {key} has {many} rows" for key, many in keys.items() if many > 1)
+
+
+def false_attempts(history: History) -> Iterator[str]:
+    for id_, row in history.rows.items():
+        tries = history.attempts.get(id_, [])
+        if row["attempt_count"] != len(tries):
+            yield f"{id_} counts {row['attempt_count']} tries and has {len(tries)}"
+        if row["status"] in ENDED and None in [each["finished_at"] for each in tries]:
+            yield f"{id_} has ended and a try of it has not"
 
 
 def false_tokens(history: History) -> Iterator[str]:
@@ -244,6 +258,216 @@ def false_accounts(history: History) -> Iterator[str]:
                 yield f"{id_} was accepted by the provider and is {row['status']}"
 
 
+def broken_quotas(history: History) -> Iterator[str]:
+    """The promised times of live messages fit every quota of their scopes.
+
+    Those are left out that had to keep their times though others may have booked them.
+    """
+    judged = (row for row in history.rows.values() if not row.get("kept_late"))
+    for (kind, scope), members in _places(judged).items():
+        name = f"{kind} {scope}".strip()
+        for each in excesses([*members.values()], history.terms["quotas"][kind]):
+            yield f"{name} was promised {each}"
+
+
+def broken_limits(history: History) -> Iterator[str]:
+    """Sends, at their begin and where they were accepted, fit every limit.
+
+    Those are left out that a freeze of their worker carried past the end of its claim: nothing
+    but the provider can stop them, and the design says so. Nor does a limit hold at the end of a
+    send that takes longer than a transport may.
+    """
+    longest_us = history.terms["longest_ms"] * 1_000
+    begun: dict[tuple[str, str], list[int]] = defaultdict(list)
+    taken: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for each in history.sends:
+        if is_frozen(each, history):
+            continue
+        channel = f"channel {each.begin['channel']}"
+        for name in (("scope", each.begin["scope"]), (channel, "")):
+            begun[name].append(each.at)
+            if each.end and each.accepted and each.end["at"] - each.at <= longest_us:
+                taken[name].append(each.end["at"])
+    for word, times in (("given", begun), ("accepted", taken)):
+        for (kind, scope), some in times.items():
+            limits = history.terms["limits"].get(kind, ())
+            found = excesses(some, limits, per_ms=1_000)
+            yield from (f"{kind} {scope} was {word} {excess}" for excess in found)
+
+
+def too_many_in_hand(history: History) -> Iterator[str]:
+    for channel, most in history.terms["concurrency"].items():
+        moments: list[tuple[int, int]] = []
+        for each in history.sends:
+            if each.begin["channel"] == channel and each.end and not is_frozen(each, history):
+                moments += [(each.at, 1), (each.end["at"], -1)]
+        in_hand = highest = 0
+        for _, step in sorted(moments):
+            in_hand += step
+            highest = max(highest, in_hand)
+        if highest > most:
+            yield f"{highest} of channel {channel} were in hand at a time, {most} may be"
+
+
+def false_windows(history: History) -> Iterator[str]:
+    windows = history.places
+    expected = _places(row for row in history.rows.values() if "deleted_at" not in row)
+    for name in sorted(expected.keys() | windows.keys()):
+        should, does = expected.get(name, {}), windows.get(name, {})
+        of = " ".join(name).strip()
+        yield from (f"{of}: {id_} has no reservation" for id_ in should.keys() - does.keys())
+        yield from (f"{of}: {id_} has a needless one" for id_ in does.keys() - should.keys())
+        for id_ in should.keys() & does.keys():
+            if should[id_] != does[id_]:
+                yield f"{of}: {id_} is reserved at {does[id_]} instead of {should[id_]}"
+
+
+def is_frozen(each: Send, history: History) -> bool:
+    """Whether the worker was frozen in or right before this send, for as long as one lasts."""
+    longest_us = history.terms["longest_ms"] * 1_000
+    end = each.end["at"] if each.end else each.at
+    return any(
+        fault["at"] <= end and each.at <= fault["until"] + _AFTER_A_FREEZE_US
+        for fault in history.faults
+        if each.begin["pid"] in fault.get("pids", ()) and fault["until"] - fault["at"] >= longest_us
+    )
+
+
+def _places(rows: Iterable[Line]) -> dict[tuple[str, str], dict[str, int]]:
+    """Return what the windows of kinds and scopes should hold of these messages."""
+    places: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+    for row in rows:
+        if row["status"] not in _HOLD_NO_PLACE:
+            for kind, scope in row["scopes"]:
+                places[kind, scope][place_of(row["id"], row["tail"])] = row["send_at_ms"]
+    return places
+
+
+def early_or_expired(history: History) -> Iterator[str]:
+    """Nothing begins before a time that it was promised for, or after its expiry."""
+    moves = history.changes("reschedule")
+    for each in history.sends:
+        row = history.rows.get(each.id)
+        if row is None:
+            continue
+        promised = [*history.submits_of(row), *moves.get(each.id, ())]
+        times = possible(promised, each.at, "send_at_ms")
+        due = min(times, default=each.begin["send_at_ms"])
+        if each.at < due * 1_000:
+            yield f"{each.id} was sent {due - each.at / 1_000:.3f} ms early"
+        expiry = row["expires_at_ms"]
+        is_late = expiry is not None and each.at > expiry * 1_000 + _EXPIRY_SLACK_US
+        if is_late and not is_frozen(each, history):
+            yield f"{each.id} was sent {each.at / 1_000 - expiry:.0f} ms after its expiry"
+
+
+def slow_recoveries(history: History) -> Iterator[str]:
+    longest = history.terms["recovery_ms"]
+    for fault, milliseconds in recoveries(history):
+        if milliseconds > longest:
+            yield f"{milliseconds:.0f} ms after {fault} nothing had been sent"
+
+
+def slow_answers(history: History) -> Iterator[str]:
+    longest = history.terms["answer_ms"]
+    for call in history.calls:
+        took = (call.until - call.at) / 1_000
+        if call.until < NEVER and took > longest and not _was_frozen(call, history):
+            yield f"a {call.op} of {call.who} took {took:.0f} ms"
+
+
+def recoveries(history: History) -> list[tuple[str, float]]:
+    """Return how long after each fault the provider accepted something, ms.
+
+    Where faults overlap, this is the time that all of them together took. Faults after the last
+    send count for nothing.
+    """
+    accepted = sorted(each.end["at"] for each in history.sends if each.end and each.accepted)
+    found = []
+    place = 0
+    for fault in sorted(history.faults, key=lambda line: int(line["until"])):
+        if not fault["done"]:
+            continue
+        while place < len(accepted) and accepted[place] <= fault["until"]:
+            place += 1
+        if place < len(accepted):
+            found.append((str(fault["fault"]), (accepted[place] - fault["until"]) / 1_000))
+    return found
+
+
+def possible(calls: Sequence[Call], at: int, name: str) -> set[Any]:
+    """Return the values that calls may have given a message by then.
+
+    That of the last call that was confirmed, and those of all that may have happened.
+    """
+    found = set()
+    confirmed: tuple[int, Any] | None = None
+    for call in calls:
+        if call.answer == "refused" or call.at > at:
+            continue
+        value = call.told.get(name, call.asked.get(name))
+        if call.answer == "ok" and call.until <= at:
+            if confirmed is None or call.until > confirmed[0]:
+                confirmed = (call.until, value)
+        else:
+            found |= {value, call.asked.get(name)}
+    if confirmed:
+        found.add(confirmed[1])
+    return found - {None}
+
+
+def _was_frozen(call: Call, history: History) -> bool:
+    return any(
+        call.asked.get("pid") in fault.get("pids", ())
+        and fault["at"] <= call.until
+        and call.at <= fault["until"]
+        for fault in history.faults
+    )
+
+
+def strays(history: History) -> Iterator[str]:
+    """What a receiver has was sent, once, and arrived as it was."""
+    for line in history.strays:
+        yield f"{line['id']} reached its receiver in a send that nobody began"
+    for each in history.sends:
+        if each.end and each.end.get("digest", each.begin["digest"]) != each.begin["digest"]:
+            yield f"{each.id} reached its receiver with other content than was sent"
+
+
+def other_ids(history: History) -> Iterator[str]:
+    """However often a message comes, it comes under the same id."""
+    ids: dict[str, set[str]] = defaultdict(set)
+    ends = [each.end for each in history.sends if each.end]
+    for line in [*ends, *history.strays]:
+        if "tag" in line:
+            ids[line["tag"]].add(line["id"])
+    for tag, several in ids.items():
+        if len(several) > 1:
+            yield f"{tag} reached its receiver under {len(several)} ids"
+
+
+def untrue_words(history: History) -> Iterator[str]:
+    """What a transport calls sent has been confirmed; what it calls a failure is not there.
+
+    Where nobody can know it says so.
+    """
+    for each in history.sends:
+        word = each.called and each.called["how"]
+        if word == "sent" and not (each.accepted and each.end and each.end.get("answered")):
+            yield f"attempt {each.attempt} of {each.id} was called sent, and nobody confirmed it"
+        elif word in _NOT_TAKEN and each.accepted:
+            yield f"attempt {each.attempt} of {each.id} was called {word}, and its receiver has it"
+
+
+def unproven(history: History) -> Iterator[str]:
+    begun = history.by_message()
+    for id_, tries in history.attempts.items():
+        accepted = {each.attempt for each in begun.get(id_, ()) if each.accepted}
+        for number, line in enumerate(tries, 1):
+            if line["outcome"] == "sent" and number not in accepted:
+                yield f"attempt {number} of {id_} counts as sent, and nobody has accepted it"
+
+
 INVARIANTS: Mapping[str, Sequence[Callable[[History], Iterator[str]]]] = {
     "I1 no loss": [lost],
     "I2 no phantom": [phantoms, strays],
@@ -254,7 +478,7 @@ INVARIANTS: Mapping[str, Sequence[Callable[[History], Iterator[str]]]] = {
     "I7 neither early nor expired": [early_or_expired],
     "I8 idempotent keys": [false_duplicates, other_ids],
     "I9 windows are what SQL says": [false_windows],
-    "I10 tokens grow": [false_tokens],
+    "I10 tokens grow": [false_tokens, false_attempts],
     "I11 recovery": [slow_recoveries],
     "I12 answers in time": [slow_answers],
     "I14 ends are final": [changed_ends],
@@ -274,12 +498,17 @@ def _accepted(history: History) -> set[str]:
     return {call.told["id"] for call in history.calls if call.op in SUBMITS and _is_promise(call)}
 
 
-def _was_unsent(id_: str, at: int, history: History) -> bool:
-    """Whether a message had ended by then, and nobody can have it."""
-    row = history.rows.get(id_)
-    if row is None or row["status"] not in _UNSENT or row["ended_at"] > at:
-        return False
-    return all(line["outcome"] in _NOT_TAKEN for line in history.attempts.get(id_, ()))
+def _gave_key_back(id_: str, at: int, history: History) -> bool:
+    """Whether a message was deleted by then, or had ended and nobody can have it."""
+    row = history.rows[id_]
+    if row.get("deleted_at", NEVER) < at:
+        return True
+    has_ended = row["status"] in _UNSENT and row["ended_at"] <= at
+    return has_ended and _NOT_TAKEN.issuperset(_outcomes(id_, history))
+
+
+def _outcomes(id_: str, history: History) -> list[str | None]:
+    return [line["outcome"] for line in history.attempts.get(id_, ())]
 
 
 def _outcome(tries: Sequence[Line], number: int) -> str | None:
@@ -301,6 +530,3 @@ def _could_be_known(tries: Sequence[Line], number: int) -> bool:
 
 def _released(id_: str, history: History) -> bool:
     return any(call.answer != "refused" for call in history.changes("release").get(id_, ()))
-
-
-__all__ = ["INVARIANTS", "Violation", "judge", "recoveries"]

@@ -1,0 +1,122 @@
+"""Lines of a history: what SQL and Redis hold, by which terms, and what callers were told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import redis
+from sqlalchemy import select
+
+from dispatcher import Settings
+from dispatcher.redis.keys import scope_of
+from dispatcher.scope import OWN_SCOPE, counted
+from dispatcher.store.database import Database
+from dispatcher.times.send_time import to_ms
+from tests.support.history import NEVER, now_us, place_of
+from tests.support.reserving import scores
+from tests.support.tables import IS_MESSAGE, attempts, messages
+
+Lines = Iterator[dict[str, Any]]
+
+
+def us(instant: datetime) -> int:
+    return int(instant.timestamp() * 1_000_000 + 0.5)
+
+
+def terms_of(settings: Settings, **more: Any) -> dict[str, Any]:
+    """Return what sends and promises are judged by: the quotas, also as limits of each scope."""
+    quotas = {kind: _rules(each) for kind, each in settings.quotas_of.items()}
+    limits = {f"channel {name}": _rules(each.limits) for name, each in settings.channels.items()}
+    usual = {
+        "kind": "terms",
+        "at": 0,
+        "quotas": quotas,
+        "limits": limits | {"scope": quotas.get(OWN_SCOPE, [])},
+        "concurrency": {},
+        "longest_ms": 0,
+        "recovery_ms": NEVER,
+        "answer_ms": NEVER,
+    }
+    return usual | more
+
+
+def _rules(rules: Iterable[Any]) -> list[list[int]]:
+    return [[each.count, getattr(each, "length_ms", 0)] for each in rules]
+
+
+def told(accepted: Iterable[UUID], cancelled: Iterable[UUID] = ()) -> Lines:
+    """Yield the calls of callers whose submits and cancels were all done before anything began."""
+    for op, ids in (("submit", accepted), ("cancel", cancelled)):
+        for id_ in map(str, ids):
+            line = {"at": 0, "n": f"{op} {id_}", "id": id_}
+            asked = {"op": op, "who": "", "tag": id_, "key": None, "digest": ""}
+            yield line | asked | {"kind": "call"}
+            yield line | {"kind": "answer", "answer": "ok"}
+
+
+def of_row(row: Any, kinds: Collection[str], **more: Any) -> dict[str, Any]:
+    """Return the line of a row; its message counts in scopes of these kinds."""
+    scopes = counted(kinds, scope=row.scope, channel=row.channel, scopes=row.scopes)
+    line = {
+        "kind": "row",
+        "at": now_us(),
+        "id": str(row.id),
+        "tag": str(row.id),
+        "digest": "",
+        "channel": row.channel,
+        "scope": row.scope,
+        "scopes": [(each.kind, each.name) for each in scopes],
+        "status": row.status,
+        "made_at": us(row.created_at),
+        "ended_at": row.finished_at and us(row.finished_at),
+        "token": row.claim_token,
+        "attempt_count": row.attempt_count,
+        "max_attempts": row.max_attempts,
+        "send_at_ms": to_ms(row.send_at),
+        "expires_at_ms": row.expires_at and to_ms(row.expires_at),
+        "key": row.idempotency_key,
+        "on_unknown": row.on_unknown,
+        "tail": row.tail,
+    }
+    return line | more
+
+
+def of_attempt(message_id: UUID, attempt: Any) -> dict[str, Any]:
+    return {
+        "kind": "attempt",
+        "at": now_us(),
+        "id": str(message_id),
+        "token": attempt.token,
+        "started_at": us(attempt.started_at),
+        "finished_at": attempt.finished_at and us(attempt.finished_at),
+        "outcome": attempt.outcome,
+    }
+
+
+def stored(
+    database: Database, kinds: Collection[str], told_of: Callable[[Any], Any] = lambda _: {}
+) -> Lines:
+    """Yield all messages of a store with their attempts, read past the code."""
+    with database.engine.connect() as connection:
+        rows = connection.execute(select(messages).where(IS_MESSAGE)).all()
+        tries = connection.execute(select(attempts)).all()
+    yield from (of_row(row, kinds, **told_of(row)) for row in rows)
+    yield from (of_attempt(each.message_id, each) for each in tries)
+
+
+def places(client: redis.Redis, namespace: str) -> Lines:
+    for key in client.scan_iter(match=f"{{{namespace}:*}}:window*", count=1_000):
+        if (scope := scope_of(key)) is None:
+            continue
+        for member, at_ms in scores(client, key).items():
+            yield {
+                "kind": "place",
+                "at": now_us(),
+                "of": scope[0],
+                "scope": scope[1],
+                "id": place_of(str(UUID(bytes=member[:16])), member[16:].decode()),
+                "at_ms": at_ms,
+            }
