@@ -67,9 +67,9 @@ def _never_held(sa: Any) -> Any:
 
 
 def _settled_first(real: Any) -> Any:
-    def outcome(self: Any, group: Any, claim: Any) -> Any:
+    def outcome(self: Any, transport: Any, claim: Any) -> Any:
         self._shared.permits.settle([(permit_of(claim), timedelta(0))])
-        return real(self, group, claim)
+        return real(self, transport, claim)
 
     return outcome
 
@@ -162,7 +162,7 @@ BUGS: Mapping[str, Seams] = {
     "a snooze counts an attempt": _statement("snoozed", _attempts_kept),
     "rescue forgets hold": {"store.maintenance.sa": _never_held},
     "permits settled before the send": {
-        "delivery.sender.Sender._call_transport": _settled_first,
+        "delivery.group.Group._call": _settled_first,
         "delivery.group.Group._settle_permits": nothing,
     },
     "cancel judged by the rows it changed": {
@@ -171,7 +171,6 @@ BUGS: Mapping[str, Seams] = {
     "a failed submit keeps its reservation": {_WITHDRAW: _keeping(lambda some: len(some) == 1)},
     "a refused batch keeps its reservations": {_WITHDRAW: _keeping(lambda some: len(some) > 1)},
     "the rest of the claim not checked before the send": {
-        "delivery.sender.Sender.__init__": _blind,
         "delivery.group.Group.__init__": _blind,
     },
     "sent without waiting for the instant": {

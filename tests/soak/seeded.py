@@ -125,8 +125,8 @@ def _any_content_recalled(_: Any) -> Any:
 
 
 def _recipient_logged(real: Any) -> Any:
-    def outcome(self: Any, group: Any, claim: Any) -> Any:
-        found = real(self, group, claim)
+    def outcome(self: Any, transport: Any, claim: Any) -> Any:
+        found = real(self, transport, claim)
         if isinstance(found, Failure):
             logging.getLogger("dispatcher").warning("could not send: %s", claim.message.recipient)
         return found
@@ -206,7 +206,7 @@ BUGS = {
     "expiry not checked": Bug(
         {
             "store.claims._wanted": _without("expires_at"),
-            "delivery.group.Group.refusal": _never_expired,
+            "delivery.group.Group._refusal": _never_expired,
         },
         "I7",
         (*_LATE, "redis.freeze"),
@@ -268,9 +268,7 @@ BUGS = {
         ),
         "I8",
     ),
-    "a log tells the recipient": Bug(
-        {"delivery.sender.Sender._call_transport": _recipient_logged}, "I15"
-    ),
+    "a log tells the recipient": Bug({"delivery.group.Group._call": _recipient_logged}, "I15"),
     "an e-mail without an answer counts as sent": Bug(
         {"transports.smtp.SmtpConnection.deliver": _where_unknown(partial(SmtpReply, 250))},
         "I17",
