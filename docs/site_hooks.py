@@ -85,6 +85,8 @@ def _limiters() -> str:
     """Return the page of what ``dispatcher.limiters`` exports; its errors have a page already."""
     names = [each for each in limiters.__all__ if not hasattr(errors, each)]
     entries = [f"::: dispatcher.limiters.{name}" for name in names]
+    # Its methods are made of coroutines, and are none.
+    entries[names.index("Limiter")] += "\n    options: { show_labels: false }"
     intro = "[Choosing a limiter](../limiters.md) describes each algorithm."
     return "\n\n".join(["# Limiters", intro, *entries, ""])
 

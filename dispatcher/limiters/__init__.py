@@ -28,9 +28,8 @@ from dispatcher.limiters.algorithms import (
     SlidingLog,
     parse,
 )
-from dispatcher.limiters.limit_set import Decision, Refusal, State
+from dispatcher.limiters.limit_set import Decision, Refusal, Request, State
 from dispatcher.limiters.limiter import AsyncLimiter, Limiter
-from dispatcher.limiters.operations import Request
 
 __all__ = [
     "GCRA",

@@ -116,6 +116,21 @@ class Decision(NamedTuple):
         return self.allowed
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One of a group of requests: ``n`` permits for ``keys``, from some of the limits.
+
+    ``limits`` says which, by their indexes from 0; None means all. ``keys`` is one key for all of
+    these, or one for each. ``permit`` is an id of the caller's own; asked for again under the same
+    id, the permits are granted again and not counted twice.
+    """
+
+    keys: Keys
+    n: int = 1
+    permit: str | None = None
+    limits: tuple[int, ...] | None = None
+
+
 class LimitSet:
     """A set of limits on one Redis: their arguments and keys, and how replies are read."""
 

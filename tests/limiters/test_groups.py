@@ -21,8 +21,8 @@ from dispatcher.limiters import (
     Request,
     SlidingList,
     SlidingLog,
-    operations,
 )
+from dispatcher.limiters import limiter as limiter_module
 from tests.support.limiters import COUNTED, MINUTE, MS, START_US, Clocked
 from tests.support.soak import examples
 
@@ -153,7 +153,7 @@ def test_a_group_that_is_cut_is_decided_as_if_it_were_not(
         shared.set_us(START_US)
         limiter.acquire("a", 0)
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(operations, "_MOST_IN_A_SCRIPT", work)
+            patched.setattr(limiter_module, "_MOST_IN_A_SCRIPT", work)
             answers.append(limiter.acquire_each(group))
     whole, cut = ([(each.state, each.granted) for each in decisions] for decisions in answers)
     assert whole == cut
@@ -166,15 +166,15 @@ def test_a_group_that_is_cut_is_decided_as_if_it_were_not(
 def test_permits_freed_between_two_scripts_go_to_requests_refused_before(
     make: Callable[[int, timedelta], Algorithm], moved: Clocked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operations, "_MOST_IN_A_SCRIPT", 2)
-    limiter, real = make(1, SECOND).on(moved), operations.Operations._acquire_part
+    monkeypatch.setattr(limiter_module, "_MOST_IN_A_SCRIPT", 2)
+    limiter, real = make(1, SECOND).on(moved), limiter_module.Operations._acquire_part
 
     async def later(*args: Any) -> Any:
         answer = await real(*args)
         moved.advance(SECOND)
         return answer
 
-    monkeypatch.setattr(operations.Operations, "_acquire_part", later)
+    monkeypatch.setattr(limiter_module.Operations, "_acquire_part", later)
     decisions = limiter.acquire_each([Request("sms")] * 6)
     assert [each.granted for each in decisions] == [1, 0, 0, 0, 0, 0]
 
