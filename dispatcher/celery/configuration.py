@@ -84,7 +84,7 @@ def options(
         "task_default_queue": settings.queue,
         "task_queues": queues(settings),
         "task_create_missing_queues": False,
-        "worker_consumer": "dispatcher.celery.reconnection:Consumer",
+        "worker_consumer": "dispatcher.celery.consumer:Consumer",
         "worker_prefetch_multiplier": _PREFETCHED_PER_THREAD if is_quorum(settings) else 1,
         "worker_soft_shutdown_timeout": 10.0,
         "worker_enable_soft_shutdown_on_idle": True,
@@ -93,7 +93,7 @@ def options(
         "timezone": "UTC",
         "enable_utc": True,
         "beat_schedule": beat_schedule(settings),
-        "beat_scheduler": "dispatcher.celery.reconnection:Scheduler",
+        "beat_scheduler": "dispatcher.celery.consumer:Scheduler",
         "beat_max_loop_interval": settings.sweep_interval.total_seconds(),
     }
 

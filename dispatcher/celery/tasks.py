@@ -28,7 +28,7 @@ from celery.signals import (
 
 from dispatcher.app import App
 from dispatcher.celery.configuration import DUTIES, Duty, settings_of, tasks_dropped
-from dispatcher.celery.items import item_rejected
+from dispatcher.celery.consumer import item_rejected
 from dispatcher.delivery import StopFlag
 from dispatcher.delivery.reconciler import ReconcileResult
 from dispatcher.errors import DispatcherError, Unavailable

@@ -24,7 +24,7 @@ import redis
 from kombu import Connection
 from kombu.message import Message
 
-from dispatcher.celery.items import NoTask, headers_of
+from dispatcher.celery.consumer import NoTask, headers_of
 from tests.support.environment import (
     BROKER_DB,
     CHANNEL,

@@ -36,7 +36,7 @@ PLAIN = (
     "celery.bin.beat",
     "dispatcher.client",
     "dispatcher.celery.tasks",
-    "dispatcher.celery.reconnection",
+    "dispatcher.celery.consumer",
     "dispatcher.embedded",
 )
 COMMANDS = (*PLAIN, *(each.name for each in walk_packages(cli.__path__, "dispatcher.cli.")))

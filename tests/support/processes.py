@@ -31,7 +31,7 @@ _PRELOADED = [
     "dispatcher.client",
     "dispatcher.web",
     "fastapi.testclient",
-    "dispatcher.celery.reconnection",
+    "dispatcher.celery.consumer",
     "dispatcher.celery.tasks",
     "kombu.transport.pyamqp",
     "kombu.transport.redis",

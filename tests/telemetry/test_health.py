@@ -21,7 +21,7 @@ from dispatcher import Settings
 from dispatcher.app import App
 from dispatcher.celery import tasks
 from dispatcher.celery.configuration import create_app
-from dispatcher.celery.reconnection import Scheduler
+from dispatcher.celery.consumer import Scheduler
 from dispatcher.telemetry.health import BROKER, HANGS_AFTER, Health
 from dispatcher.telemetry.liveness import Kind
 from dispatcher.telemetry.prometheus import Exposition

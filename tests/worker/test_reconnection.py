@@ -11,7 +11,7 @@ import redis
 from kombu import Connection, Queue
 from kombu.asynchronous import Hub
 
-from dispatcher.celery.reconnection import answer_while_open
+from dispatcher.celery.consumer import answer_while_open
 from tests.support.environment import BROKER_DB, broker_on
 from tests.support.servers import RedisServer
 
