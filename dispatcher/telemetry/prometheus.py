@@ -30,9 +30,8 @@ from prometheus_client.registry import Collector
 
 from dispatcher.errors import InvalidSettings, Unavailable
 from dispatcher.message import Message
-from dispatcher.telemetry.health import Health
 from dispatcher.telemetry.journal import Event
-from dispatcher.telemetry.liveness import Vitals
+from dispatcher.telemetry.liveness import Health, Vitals
 from dispatcher.times.clock import Clock
 
 _TOGETHER = "PROMETHEUS_MULTIPROC_DIR"

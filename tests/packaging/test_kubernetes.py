@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from dispatcher import Settings
 from dispatcher.cli import app as cli
 from dispatcher.cli import every_command
-from dispatcher.telemetry.health import PATIENCE
+from dispatcher.telemetry.liveness import PATIENCE
 from dispatcher.transports import load
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import threading
 from datetime import timedelta
 
 from dispatcher import app
-from dispatcher.telemetry import health
+from dispatcher.telemetry import liveness
 
 HANGS_AFTER = timedelta(seconds=6)
 
@@ -22,6 +22,6 @@ def _hang(*_: object) -> None:
 
 if __name__ == "__main__":
     vars(app)["HANGS_AFTER"] = HANGS_AFTER
-    vars(health)["_RECONNECTS_WITHIN_SECONDS"] = 1.0
+    vars(liveness)["_RECONNECTS_WITHIN_SECONDS"] = 1.0
     signal.signal(signal.SIGUSR2, _hang)
     runpy.run_module("dispatcher", run_name="__main__", alter_sys=True)

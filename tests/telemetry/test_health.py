@@ -22,8 +22,7 @@ from dispatcher.app import App
 from dispatcher.celery import tasks
 from dispatcher.celery.configuration import create_app
 from dispatcher.celery.consumer import Scheduler
-from dispatcher.telemetry.health import BROKER, HANGS_AFTER, Health
-from dispatcher.telemetry.liveness import Kind
+from dispatcher.telemetry.liveness import BROKER, HANGS_AFTER, Health, Kind
 from dispatcher.telemetry.prometheus import Exposition
 from dispatcher.times.clock import Clock, SystemClock
 from tests.support.clock import MovableClock

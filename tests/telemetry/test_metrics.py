@@ -34,9 +34,8 @@ from dispatcher.app import App
 from dispatcher.errors import DispatcherError, StoreUnavailable
 from dispatcher.operations.overview import Overviews
 from dispatcher.telemetry import prometheus
-from dispatcher.telemetry.health import Health
 from dispatcher.telemetry.journal import FIELDS, Event, Transition
-from dispatcher.telemetry.liveness import Kind, Vitals
+from dispatcher.telemetry.liveness import Health, Kind, Vitals
 from dispatcher.telemetry.prometheus import Exposition, VitalsCollector
 from dispatcher.testing import a_message
 from tests.support.callers import callers_engine
