@@ -97,9 +97,9 @@ class WindowTimeline:
     """
 
     scope: str
+    complete: bool
     booked: tuple[Booked, ...]
     quotas: tuple[QuotaTimeline, ...]
-    complete: bool
     many: int = 0
 
     @property
@@ -199,7 +199,7 @@ class Timelines:
                 QuotaTimeline(quota, (Fill(from_ms(begins), from_ms(ends), count),), ())
                 for quota, (begins, ends), count in zip(quotas, spans, counts, strict=True)
             )
-            return WindowTimeline(str(scope), (), timelines, complete=False, many=many)
+            return WindowTimeline(str(scope), False, (), timelines, many)
         members = self._contents.members(window, earliest, latest)
         times = [at_ms for _, at_ms in members]
         often = Counter(member[:ID_BYTES] for member, _ in members)
@@ -209,7 +209,7 @@ class Timelines:
             if start <= at_ms < end and len(member) >= ID_BYTES
         )
         timelines = tuple(_quota(quota, times, zone, edges) for quota in quotas)
-        return WindowTimeline(str(scope), booked, timelines, complete=True, many=many)
+        return WindowTimeline(str(scope), True, booked, timelines, many)
 
     def _slots(self, terms: Terms, timeline: Timeline, now: datetime) -> tuple[datetime, ...]:
         found: list[datetime] = []

@@ -582,6 +582,6 @@ def _events_after(context: Context, last: str | None) -> tuple[str, str, bool]:
     for event in events:
         is_own = caller.channels is None or event.channel in caller.channels
         if is_own and event.message_id in seen:
-            data = models.EventOut(**event._asdict()).text()
+            data = models.EventOut.model_validate(event).text()
             text += f"id: {event.id}\nevent: {event.transition}\ndata: {data}\n\n"
     return events[-1].id, text, len(events) < _EVENTS_AT_ONCE

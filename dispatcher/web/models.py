@@ -5,19 +5,24 @@ They check types only: the dispatcher checks values, so that both give the same 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Literal, Self
+from functools import cache
+from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
 from uuid import UUID
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 from pydantic_core import PydanticKnownError
 
 from dispatcher.message import Draft, Message, OnConflict, OnUnknown, Status
 from dispatcher.message import Plan as PlanOfDrafts
-from dispatcher.operations.overview import Overview
+from dispatcher.operations.overview import LoadToCome, Overview
+from dispatcher.quota import CalendarQuota, Quota
+from dispatcher.reservation import Refusals, Timeline
 from dispatcher.store.lists import Pause
 from dispatcher.store.lists import Suppression as StoredSuppression
+from dispatcher.submission.erasure import Erased
+from dispatcher.telemetry.listeners import StreamEntry
 from dispatcher.web.access import Caller, Right
 
 _LONGEST_SECONDS = 100 * 366 * 24 * 3_600.0
@@ -170,22 +175,14 @@ class MessageOut(Out):
 
     @classmethod
     def of(cls, message: Message, caller: Caller, digest: Digest) -> Self:
-        shown = {name: getattr(message, name) for name in _ALWAYS_SHOWN}
+        hidden = {"recipient", "recipient_digest", "idempotency_key"}
+        if Right.RECIPIENTS_READ not in caller.rights:
+            hidden |= {"scope", "last_error"}
+        if Right.BODIES_READ not in caller.rights:
+            hidden.add("body")
+        shown = _fields_of(message, cls.model_fields.keys() - hidden)
         shown |= _recipient(message.recipient, caller, digest)
-        if Right.RECIPIENTS_READ in caller.rights:
-            shown |= {"scope": message.scope, "last_error": message.last_error}
-        if Right.BODIES_READ in caller.rights:
-            shown["body"] = message.body
-        shown["expire_after_seconds"] = _in_seconds(message.expire_after)
-        shown["idempotency_key"] = caller.shown_key(message.idempotency_key)
-        return cls(**shown)
-
-
-_SHOWN_OTHERWISE = (
-    "recipient", "recipient_digest", "scope", "last_error", "body", "expire_after_seconds",
-    "idempotency_key",
-)  # fmt: skip
-_ALWAYS_SHOWN = [name for name in MessageOut.model_fields if name not in _SHOWN_OTHERWISE]
+        return cls(**shown, idempotency_key=caller.shown_key(message.idempotency_key))
 
 
 class Problem(Out):
@@ -328,14 +325,6 @@ class ErasureIn(_In):
     keep_opt_out: bool = False
 
 
-class ErasedOut(Out):
-    """What an erasure did. Erase messages that are still `under_way` once they have ended."""
-
-    cancelled: int
-    blanked: int
-    under_way: int
-
-
 class PauseOut(Out):
     """What is not sent: the messages of a `channel`, `recipient`, `campaign` or another scope."""
 
@@ -370,72 +359,13 @@ class SlotOut(Out):
     suppressed: bool | None = None
 
 
-class SpanOut(Out):
-    """The instants from `begins_at` until before `ends_at`."""
-
-    begins_at: datetime
-    ends_at: datetime
-
-
-class BookedOut(Out):
-    """A reservation."""
-
-    message_id: UUID
-    at: datetime
-
-
-class FillOut(SpanOut):
-    """How many booked times a quota counts together in a stretch."""
-
-    booked: int
-
-
-class QuotaOut(Out):
-    """How full a quota is, and where it refuses a new message."""
-
-    quota: Annotated[str, BeforeValidator(str)]
-    fills: list[FillOut]
-    blocked: list[SpanOut]
-
-
-class WindowOut(Out):
-    """What is booked of one scope. Unless `complete`, there is too much to list."""
-
-    scope: str
-    complete: bool
-    booked: list[BookedOut]
-    quotas: list[QuotaOut]
-
-
-class TimelineOut(Out):
-    """The booked, blocked and free times of a scope."""
-
-    start: datetime
-    end: datetime
-    zone: str
-    windows: list[WindowOut]
-    quiet: list[SpanOut]
-    slots: list[datetime]
-
-
-class EventOut(Out):
-    """A transition of a message. `id` is for `Last-Event-ID`, `at` is when it was written."""
-
-    id: str
-    at: datetime
-    transition: str
-    message_id: UUID
-    channel: str
-
-
 class OutOfLengths(Out):
     """The body of an answer with lengths: ``age_seconds`` is the ``age`` of what it shows."""
 
     @model_validator(mode="before")
     @classmethod
     def _read(cls, found: object) -> dict[str, Any]:
-        values = {name: getattr(found, name.removesuffix(_SECONDS)) for name in cls.model_fields}
-        return {name: _in_seconds(value) for name, value in values.items()}
+        return _fields_of(found, cls.model_fields)
 
 
 class SignOut(OutOfLengths):
@@ -474,67 +404,80 @@ class StatusOut(Out):
         )
 
 
-class MinuteOut(Out):
-    """A minute in which messages are due; `last_at` is null where they leave much later."""
-
-    at: datetime
-    due: int
-    waiting: int
-    last_at: datetime | None
-    overbooked: bool
-
-
-class ChannelLoadOut(Out):
-    """What is due on one channel. Minutes in which nothing is due are left out."""
-
-    channel: str
-    limits: list[str]
-    late: int
-    minutes: list[MinuteOut]
-
-
-class LoadOut(Out):
-    """The load to come. Unless `complete`, all are counted only until `counted_until`."""
-
-    start: datetime
-    end: datetime
-    complete: bool
-    counted_until: datetime
-    channels: list[ChannelLoadOut]
-
-
-class RuleOut(OutOfLengths):
-    """How many submits a rule refused. Without `quota` it is quiet hours."""
-
-    kind: str
-    quota: str | None
-    refused: int
-    wait_p50_seconds: float
-    wait_p95_seconds: float
-
-
-class RefusalOut(Out):
-    """A refused submit. `scope` is the digest that logs have, null without a `log_key`."""
-
-    at: datetime
-    kind: str
-    quota: str | None
-    send_at: datetime
-    next_slot: datetime
-    scope: str | None
-    quiet_hours: str | None
+_TEXTS = {
+    "Span": ("SpanOut", "The instants from `begins_at` until before `ends_at`."),
+    "Booked": ("BookedOut", "A reservation."),
+    "Fill": ("FillOut", "How many booked times a quota counts together in a stretch."),
+    "QuotaTimeline": ("QuotaOut", "How full a quota is, and where it refuses a new message."),
+    "WindowTimeline": (
+        "WindowOut",
+        "What is booked of one scope. Unless `complete`, there is too much to list.",
+    ),
+    "Timeline": ("TimelineOut", "The booked, blocked and free times of a scope."),
+    "StreamEntry": (
+        "EventOut",
+        "A transition of a message. `id` is for `Last-Event-ID`, `at` is when it was written.",
+    ),
+    "Erased": (
+        "ErasedOut",
+        "What an erasure did. Erase messages that are still `under_way` once they have ended.",
+    ),
+    "LoadedMinute": (
+        "MinuteOut",
+        "A minute in which messages are due; `last_at` is null where they leave much later.",
+    ),
+    "ChannelLoad": (
+        "ChannelLoadOut",
+        "What is due on one channel. Minutes in which nothing is due are left out.",
+    ),
+    "LoadToCome": (
+        "LoadOut",
+        "The load to come. Unless `complete`, all are counted only until `counted_until`.",
+    ),
+    "RuleRefusals": (
+        "RuleOut",
+        "How many submits a rule refused. Without `quota` it is quiet hours.",
+    ),
+    "LastRefusal": (
+        "RefusalOut",
+        "A refused submit. `scope` is the digest that logs have, null without a `log_key`.",
+    ),
+    "Refusals": ("RefusalsOut", "The refused submits from `since` on."),
+}
+"""The name and the text of the answer that shows what the dispatcher returns, by its type."""
+_NOT_SHOWN = frozenset({"held", "many", "steps"})
 
 
-class RefusalsOut(Out):
-    """The refused submits from `since` on."""
+@cache
+def _model_of(returned: type) -> type[Out]:
+    """Return a model with the same fields; a length ``age`` is ``age_seconds``."""
+    name, text = _TEXTS[returned.__name__]
+    fields: dict[str, Any] = {}
+    base = Out
+    for field, kind in get_type_hints(returned).items():
+        if kind is timedelta:
+            base, fields[f"{field}{_SECONDS}"] = OutOfLengths, (float, ...)
+        elif field not in _NOT_SHOWN:
+            fields[field] = (_shown_as(kind), ...)
+    return create_model(name, __base__=base, __doc__=text, __module__=__name__, **fields)
 
-    since: datetime
-    rules: list[RuleOut]
-    last: list[RefusalOut]
+
+def _shown_as(kind: Any) -> Any:
+    if get_origin(kind) is tuple:
+        return list[_shown_as(get_args(kind)[0])]  # type: ignore[misc]
+    if kind == Quota | CalendarQuota:
+        return Annotated[str, BeforeValidator(str)]
+    return _model_of(kind) if getattr(kind, "__name__", None) in _TEXTS else kind
 
 
-def _in_seconds(value: object) -> object:
-    return value.total_seconds() if isinstance(value, timedelta) else value
+TimelineOut, EventOut, ErasedOut = map(_model_of, (Timeline, StreamEntry, Erased))
+LoadOut, RefusalsOut = map(_model_of, (LoadToCome, Refusals))
+
+
+def _fields_of(shown: object, names: Iterable[str]) -> dict[str, Any]:
+    fields = {name: getattr(shown, name.removesuffix(_SECONDS)) for name in names}
+    lengths = {name: each for name, each in fields.items() if isinstance(each, timedelta)}
+    return fields | {name: length.total_seconds() for name, length in lengths.items()}
 
 
 def _recipient(recipient: str, caller: Caller, digest: Digest) -> dict[str, Any]:
