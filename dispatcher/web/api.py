@@ -35,7 +35,7 @@ from dispatcher.problems import MEDIA_TYPE, headers_of
 from dispatcher.telemetry.journal import digest_with
 from dispatcher.web import calls, models, problems
 from dispatcher.web.access import RATE, Admission, Auth, Caller, Right
-from dispatcher.web.bounds import SharedThreads, Streams, Threads
+from dispatcher.web.bounds import Streams, Threads
 from dispatcher.web.context import KEY_HEADER, Context, problem_for
 from dispatcher.web.problems import THE_CALL, Refused, bounded, check_is_utf8, invalid
 
@@ -237,7 +237,7 @@ class Api(FastAPI):
         self.dispatcher = dispatcher
         self.settings = dispatcher.settings
         self.threads = Threads(dispatcher, _MOST_THREADS)
-        self.long = SharedThreads(dispatcher, _LONG_THREADS, most_of_one=_LONG_THREADS_OF_ONE)
+        self.long = Threads(dispatcher, _LONG_THREADS, most_of_one=_LONG_THREADS_OF_ONE)
         self.listening = Threads(dispatcher, _LISTEN_THREADS)
         self.streams = Streams()
         self.digest = digest_with(self.settings.log_key)

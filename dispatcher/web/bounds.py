@@ -137,17 +137,23 @@ class StreamedResponse(StreamingResponse):
 class Threads:
     """At most ``most`` threads; closing the dispatcher waits for what runs in them.
 
-    They are not those of anyio, which FastAPI uses: decision 0042 says why.
+    They are not those of anyio, which FastAPI uses: decision 0042 says why. Where names share them,
+    one name has at most ``most_of_one``, and names that wait take turns, whatever number of calls
+    each has.
     """
 
-    def __init__(self, dispatcher: Dispatcher, most: int) -> None:
-        self._dispatcher, self._most = dispatcher, most
+    def __init__(self, dispatcher: Dispatcher, most: int, *, most_of_one: int = 0) -> None:
+        self._dispatcher, self._most, self._most_of_one = dispatcher, most, most_of_one
         self._renew()
-        renew_after_fork(self, type(self)._renew)
+        renew_after_fork(self, Threads._renew)
 
     def _renew(self) -> None:
         self._executor = ThreadPoolExecutor(1)
         self._executor.shutdown()
+        self._lock = Lock()
+        self._running = Counter[str]()
+        self._waiting: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
+        """Calls by name. The name at the front has the next turn."""
 
     async def run(self, act: Callable[[*Ts], T], *given: *Ts) -> T:
         """Return what ``act`` returns in a thread, in the context of the awaiting task.
@@ -155,8 +161,7 @@ class Threads:
         Where that task is cancelled, an ``act`` that runs goes on; one that waits for a thread is
         not called. Raises RuntimeError after the dispatcher was closed.
         """
-        work = partial(copy_context().run, called, partial(act, *given))
-        return await wrap_future(self._submit(work))
+        return await wrap_future(self._submit(_in_context(act, *given)))
 
     def _submit(self, work: Callable[[], T]) -> Future[T]:
         try:
@@ -165,36 +170,25 @@ class Threads:
             self._executor = threads_of(self._dispatcher, self._most)
             return self._executor.submit(work)
 
-
-class SharedThreads(Threads):
-    """Threads for long calls, which names share: one name has at most ``most_of_one`` of them.
-
-    Names that wait take turns, whatever number of calls each has. What waits when the dispatcher is
-    closed gets RuntimeError.
-    """
-
-    def __init__(self, dispatcher: Dispatcher, most: int, *, most_of_one: int) -> None:
-        self._most_of_one = most_of_one
-        super().__init__(dispatcher, most)
-
-    def _renew(self) -> None:
-        super()._renew()
-        self._lock = Lock()
-        self._running = Counter[str]()
-        self._waiting: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
-        """Calls by name. The name at the front has the next turn."""
-
     async def run_for(self, name: str, act: Callable[[*Ts], T], *given: *Ts) -> T:
-        call = Future[T]()
-        work = partial(copy_context().run, called, partial(act, *given))
+        """Return as :meth:`run`; what waits when the dispatcher is closed gets RuntimeError."""
+        call, work = Future[T](), _in_context(act, *given)
         with self._lock:
             self._submit(self._run)  # it waits for the lock
             self._waiting.setdefault(name, deque()).append((call, work))
         return await wrap_future(call)
 
     def _run(self) -> None:
-        while (turn := self._next()) is not None:
-            name, call, work = turn
+        while True:
+            with self._lock:
+                ready = (name for name in self._waiting if self._running[name] < self._most_of_one)
+                if (name := next(ready, None)) is None:
+                    return
+                calls = self._waiting.pop(name)
+                call, work = calls.popleft()
+                if calls:
+                    self._waiting[name] = calls  # behind the others
+                self._running[name] += 1
             try:
                 if call.set_running_or_notify_cancel():
                     check_open(self._dispatcher)  # close waits for what runs, not for a queue
@@ -205,17 +199,9 @@ class SharedThreads(Threads):
                 with self._lock:
                     self._running -= Counter([name])
 
-    def _next(self) -> tuple[str, Future[Any], Callable[[], Any]] | None:
-        with self._lock:
-            ready = (owner for owner in self._waiting if self._running[owner] < self._most_of_one)
-            if (name := next(ready, None)) is None:
-                return None
-            calls = self._waiting.pop(name)
-            call, work = calls.popleft()
-            if calls:
-                self._waiting[name] = calls  # behind the others
-            self._running[name] += 1
-            return name, call, work
+
+def _in_context(act: Callable[[*Ts], T], *given: *Ts) -> Callable[[], T]:
+    return partial(copy_context().run, called, partial(act, *given))
 
 
 class CachedRead(Generic[T]):
@@ -250,19 +236,14 @@ class CachedRead(Generic[T]):
 
     def _read(self, read: Callable[[], T], coming: Future[T]) -> None:
         began = self._clock.monotonic()
+        answer: Callable[[], None]
         try:
-            found = read()
+            self._seen = read()
+            answer = partial(coming.set_result, self._seen)
         except BaseException as error:  # noqa: BLE001 - the waiting threads raise it
-            self._end(began)
-            coming.set_exception(error)
-            return
-        self._seen = found
-        self._end(began)
-        coming.set_result(found)
-
-    def _end(self, began: float) -> None:
-        """End a read; without anything seen the next visit begins another one at once."""
+            answer = partial(coming.set_exception, error)
         with self._lock:
             now, self._under_way = self._clock.monotonic(), None
-            if self._seen is not None:
+            if self._seen is not None:  # else the next visit begins another read at once
                 self._until = now + max(SECONDS, _PAUSE * (now - began))
+        answer()

@@ -20,7 +20,7 @@ from dispatcher.client import app_of
 from dispatcher.limiters import parse
 from dispatcher.message import new_id
 from dispatcher.web.access import RATE
-from dispatcher.web.bounds import SharedThreads
+from dispatcher.web.bounds import Threads
 from dispatcher.web.pages import SignIn
 from dispatcher.web.pages.campaigns import Uploads
 from dispatcher.web.pages.site import Site
@@ -165,9 +165,9 @@ def test_each_process_has_connections_of_its_own_to_the_broker(
 def test_threads_of_the_api_and_parts_of_the_page_are_the_child_s_own(house: House) -> None:
     """Of a program that has served before it forks, or has mounted the API in its parent."""
     closed = Dispatcher(house.settings)
-    of_closed = SharedThreads(closed, 2, most_of_one=1)
+    of_closed = Threads(closed, 2, most_of_one=1)
     closed.close()
-    threads = SharedThreads(house.dispatcher, 2, most_of_one=1)
+    threads = Threads(house.dispatcher, 2, most_of_one=1)
     access = SignIn(house.parts.api_keys, house.parts.sessions)
     site = Site(house.dispatcher, access, (), rate=RATE, uploads=Uploads(house.clock))
 

@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 from dispatcher.store import listing
 from dispatcher.web import Caller, Right, api, bounds
 from dispatcher.web import calls as api_calls
-from dispatcher.web.bounds import SharedThreads
+from dispatcher.web.bounds import Threads
 from tests.support.house import House
 from tests.support.waiting import wait_until
 from tests.web.conftest import ON_SQLITE, Calls, kind
@@ -172,7 +172,7 @@ def test_a_name_with_many_calls_has_one_turn_as_each_other(house: House) -> None
         assert gate.wait(60)
 
     async def called() -> None:
-        threads = SharedThreads(house.dispatcher, 1, most_of_one=1)
+        threads = Threads(house.dispatcher, 1, most_of_one=1)
         calls = [asyncio.create_task(threads.run_for(name, act, name)) for name in "aaaabbc"]
         await asyncio.to_thread(wait_until, lambda: order == ["a"])
         gate.set()
@@ -183,7 +183,7 @@ def test_a_name_with_many_calls_has_one_turn_as_each_other(house: House) -> None
 
 
 def test_what_waits_for_its_turn_is_told_that_the_dispatcher_was_closed(house: House) -> None:
-    threads, began, gate = SharedThreads(house.dispatcher, 1, most_of_one=1), Event(), Event()
+    threads, began, gate = Threads(house.dispatcher, 1, most_of_one=1), Event(), Event()
 
     def act() -> str:
         began.set()

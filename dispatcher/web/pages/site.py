@@ -51,7 +51,7 @@ from dispatcher.telemetry.journal import digest_with
 from dispatcher.times import send_time, zones
 from dispatcher.times.clock import length_text
 from dispatcher.web.access import SIGN_IN, Admission, Caller, Right, SignIn
-from dispatcher.web.bounds import CachedRead, SharedThreads, Streams, Threads
+from dispatcher.web.bounds import CachedRead, Streams, Threads
 from dispatcher.web.problems import CUT_OFF, Refused, bounded, check_is_utf8, forbidden, with_names
 
 if TYPE_CHECKING:
@@ -313,7 +313,7 @@ class Site:
         self.parts = app_of(dispatcher)
         self.access = access
         self.threads = Threads(dispatcher, _MOST_THREADS)
-        self.shared = SharedThreads(dispatcher, _SHARED_THREADS, most_of_one=_SHARED_THREADS_OF_ONE)
+        self.shared = Threads(dispatcher, _SHARED_THREADS, most_of_one=_SHARED_THREADS_OF_ONE)
         self._admission = Admission(self.parts, self.threads, auth=self._known, rate=rate)
         self.can_sign_in = isinstance(access, SignIn)
         self.digest = digest_with(self.settings.log_key)
