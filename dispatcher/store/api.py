@@ -53,23 +53,16 @@ class ApiKeys:
         key_id: str,
         secret_digest: str,
         *,
-        name: str,
-        rights: Sequence[str],
-        channels: Sequence[str] | None,
         scope: tuple[str, str] | None,
-        rate: str | None,
-        expires_at: datetime | None,
-        follows: str,
+        **values: object,
     ) -> ApiKey | None:
-        """Store a new key; return None where another one ``follows`` the same key, "" for none."""
-        kind, scope_name = scope or (None, None)
-        values = {
-            "id": key_id, "name": name, "secret_digest": secret_digest, "rights": list(rights),
-            "channels": None if channels is None else list(channels), "scope_kind": kind,
-            "scope_name": scope_name, "rate": rate, "created_at": database_now(),
-            "expires_at": expires_at, "follows": follows,
-        }  # fmt: skip
-        self._database.add_if_absent(self._keys, **values)
+        """Store a new key, with further ``values`` of :class:`ApiKey`.
+
+        Return None where another one ``follows`` the same key, "" for none.
+        """
+        kind, name = scope or (None, None)
+        values |= {"secret_digest": secret_digest, "scope_kind": kind, "scope_name": name}
+        self._database.add_if_absent(self._keys, id=key_id, created_at=database_now(), **values)
         found = self.find(key_id)
         return None if found is None else found[0]
 
