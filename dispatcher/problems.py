@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
-from weakref import WeakKeyDictionary
 
 from dispatcher import errors
 from dispatcher.errors import DispatcherError, InvalidValue
@@ -50,8 +49,6 @@ _STATUSES: Mapping[type[DispatcherError], int] = {
 }
 """The status of the answer for a class of errors: that of its nearest base here."""
 
-_POLICIES: WeakKeyDictionary[errors.LimitReached, dict[str, str]] = WeakKeyDictionary()
-"""The header ``RateLimit-Policy`` for each refusal of a request, which has no limits itself."""
 _SERVER_ERROR = 500
 _WAIT = timedelta(seconds=1)
 """How long a client waits where an error does not say it."""
@@ -120,7 +117,7 @@ def headers_of(error: DispatcherError) -> dict[str, str]:
     if wait is not None and wait != timedelta.max:
         headers["Retry-After"] = str(max(1, _seconds(wait)))
     if isinstance(error, errors.LimitReached):
-        headers |= _POLICIES.get(error, {})
+        headers |= vars(error).get("_policy", {})
         headers["RateLimit"] = _rate_limit(error.limit, 0, error.retry_after)
     return headers
 
@@ -160,7 +157,7 @@ def keeping_policy(limiter: Limiter | AsyncLimiter) -> Iterator[None]:
     try:
         yield
     except errors.LimitReached as refusal:
-        _POLICIES[refusal] = _policy(limiter.limits, texts_of(limiter.limits))
+        vars(refusal)["_policy"] = _policy(limiter.limits, texts_of(limiter.limits))
         raise
     except errors.LimitersUnavailable as error:
         if limiter.on_error == "raise" or is_pool_full(error):
