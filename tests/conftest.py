@@ -113,6 +113,13 @@ def redis_client(redis_server: RedisServer) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
+    """Give a line to Redis that can be broken."""
+    with Proxy(redis_server.socket) as line:
+        yield line
+
+
+@pytest.fixture
 def own_redis() -> Iterator[RedisServer]:
     with RedisServer() as server:
         yield server

@@ -33,12 +33,6 @@ TRIES = 3
 
 
 @pytest.fixture
-def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
-    with Proxy(redis_server.socket) as line:
-        yield line
-
-
-@pytest.fixture
 def through(proxy: Proxy) -> Iterator[redis.Redis]:
     with redis.Redis(port=proxy.port, retry=Retry(NoBackoff(), TRIES), socket_timeout=5) as client:
         FIVE.on(client).acquire("warm")

@@ -23,7 +23,6 @@ from dispatcher.scope import NO_SCOPE
 from tests.limiters.conftest import World
 from tests.support.limiters import Clocked
 from tests.support.proxy import Proxy
-from tests.support.servers import RedisServer
 from tests.support.soak import examples
 
 MS, SECOND = timedelta(milliseconds=1), timedelta(seconds=1)
@@ -214,12 +213,6 @@ def test_a_rebuild_restores_many_logs_a_few_hundred_permits_at_a_time(
         assert logs.names(log).keys() == {b"%d" % n for n, of in enumerate(scopes) if of == scope}
         assert logs.client.left(log) > 0
     assert len(logs.channel("wide")) == 700
-
-
-@pytest.fixture
-def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
-    with Proxy(redis_server.socket) as line:
-        yield line
 
 
 @pytest.fixture

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from dispatcher import ReservationsUnavailable
+from dispatcher import ReservationsUnavailable, Status
 from dispatcher.times.send_time import to_ms
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
@@ -76,6 +75,7 @@ def test_redis_evicts(shaky: House, build: Build) -> None:
     shaky.redis.config_set("maxmemory-policy", "allkeys-lru")
     with pytest.raises(ReservationsUnavailable, match=r"allkeys-lru.*must be noeviction"):
         shaky.parts.reconciler.reconcile()
+    assert shaky.redis.keys("*:epoch") == [], "existing epochs are taken back"
     refuses_everything(shaky, says="not complete")
     refuses_everything(build(server=shaky.server, opened=False), says="must be noeviction")
     shaky.redis.config_set("maxmemory-policy", "noeviction")
@@ -84,33 +84,27 @@ def test_redis_evicts(shaky: House, build: Build) -> None:
 
 
 def test_redis_is_full(shaky: House) -> None:
-    before = shaky.snapshot()
+    [kept], before = shaky.dispatcher.select(), shaky.snapshot()
     shaky.redis.config_set("maxmemory", 1)
-    rows = shaky.rows()
     for way in WAYS:
-        with pytest.raises(ReservationsUnavailable, match="reservations unavailable"):
+        with pytest.raises(ReservationsUnavailable, match="out of memory"):
             shaky.submit(send_at=SOON, **way)
-    assert shaky.rows() == rows
-    shaky.redis.config_set("maxmemory", 0)
     assert shaky.snapshot() == before
+    assert shaky.dispatcher.cancel(kept.id).status is Status.CANCELLED
+    assert shaky.all_members() == {}, "what gives back works, else it never recovers"
+    shaky.redis.config_set("maxmemory", 0)
     accepts_again(shaky)
-
-
-@pytest.fixture
-def line(redis_server: RedisServer) -> Iterator[Proxy]:
-    with Proxy(redis_server.socket) as proxy:
-        yield proxy
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_a_lost_reply_of_redis_reserves_once(
-    build: Build, line: Proxy, way: dict[str, Any]
+    build: Build, proxy: Proxy, way: dict[str, Any]
 ) -> None:
-    house = build(redis_url=f"redis://127.0.0.1:{line.port}")
+    house = build(redis_url=f"redis://127.0.0.1:{proxy.port}")
     house.submit("ben", send_at=SOON, **way | {"idempotency_key": "first"})
-    line.drop_reply(b":window:ada")
+    proxy.drop_reply(b":window:ada")
     message = house.submit(send_at=SOON, **way)
-    assert line.dropped == 1
+    assert proxy.dropped == 1
     assert message.send_at == SOON
     assert house.members() == {message.id: to_ms(SOON)}
     assert house.reservations() == house.all_members()
@@ -119,29 +113,29 @@ def test_a_lost_reply_of_redis_reserves_once(
 @pytest.mark.parametrize("lost", [2, 100])
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_a_redis_that_books_and_does_not_answer_keeps_no_place(
-    build: Build, line: Proxy, way: dict[str, Any], lost: int
+    build: Build, proxy: Proxy, way: dict[str, Any], lost: int
 ) -> None:
-    house = build(redis_url=f"redis://127.0.0.1:{line.port}")
+    house = build(redis_url=f"redis://127.0.0.1:{proxy.port}")
     before = house.snapshot()
-    line.drop_reply(b":window:ada", times=lost)
+    proxy.drop_reply(b":window:ada", times=lost)
     with pytest.raises(ReservationsUnavailable):
         house.submit(send_at=SOON, **way)
-    assert line.dropped >= 2
+    assert proxy.dropped >= 2
     assert house.snapshot() == before
-    line.pass_all()
+    proxy.pass_all()
     accepts_again(house)
 
 
 def test_a_place_booked_right_before_redis_went_away_is_given_back_after_the_grace(
-    build: Build, line: Proxy
+    build: Build, proxy: Proxy
 ) -> None:
     graces = {"settle": 0.001, "reconcile_grace": 0.002}
-    house = build(redis_url=f"redis://127.0.0.1:{line.port}", **graces)
-    line.drop_reply(b":window:ada", then_refuse=True)
+    house = build(redis_url=f"redis://127.0.0.1:{proxy.port}", **graces)
+    proxy.drop_reply(b":window:ada", then_refuse=True)
     with pytest.raises(ReservationsUnavailable):
         house.submit(send_at=SOON)
     assert len(house.members()) == 1
     assert house.rows() == []
-    line.pass_all()
+    proxy.pass_all()
     wait_until(lambda: house.reconciled().members() == {})
     accepts_again(house)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import count
 from types import MappingProxyType
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 from uuid import UUID
 
 import redis
@@ -16,6 +16,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from dispatcher.errors import DispatcherError, SlotRefused
+from dispatcher.message import new_id
 from dispatcher.quota import AnyQuota, Quota
 from dispatcher.redis.client import after_set_up, repeated
 from dispatcher.redis.keys import ShardKeys, shard_of
@@ -128,6 +129,13 @@ class Reserving(AbstractContextManager["Reserving"]):
         rebuild = self.upkeep.begin()
         if rebuild is not None:
             self.upkeep.open(rebuild)
+
+    def book(
+        self, send_at: datetime, scope: str = "ann", message_id: UUID | None = None, **more: Any
+    ) -> Booking:
+        """Book for one scope alone; takes what ``reserve`` takes."""
+        terms = Terms.own(scope)
+        return reserve(self.windows, message_id or new_id(), terms=terms, send_at=send_at, **more)
 
     def keys(self, scope: str) -> ShardKeys:
         return ShardKeys(self.namespace, shard_of(scope, self.shards))
