@@ -18,15 +18,7 @@ from dispatcher.reservation.upkeep import KEEP_MS
 from dispatcher.times.send_time import from_ms
 from tests.support import model
 from tests.support.processes import in_processes
-from tests.support.reserving import (
-    Reserving,
-    calls_of,
-    cancel,
-    ms,
-    pending,
-    reserve,
-    reserving,
-)
+from tests.support.reserving import Booking, Reserving, calls_of, cancel, ms, pending, reserving
 from tests.support.servers import RedisServer
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
@@ -39,18 +31,13 @@ def test_a_full_stretch_is_left_without_a_step_for_each_message_in_it(opened: Op
     real = opened(Quota(2, 1_000))
     full = {n.to_bytes(16, "big"): ms(NOON) + n // 2 * 1_000 for n in range(2_000)}
     real.client.zadd(real.keys("ann").window("ann"), full)
-    found = []
+    found: list[Booking] = []
 
     def book() -> None:
-        latest = NOON + timedelta(hours=1)
-        found.append(
-            reserve(
-                real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON, latest=latest
-            ).send_at
-        )
+        found.append(real.book(NOON, latest=NOON + timedelta(hours=1)))
 
     assert calls_of(real.client, book, "zcount", "zrangebyscore") < 50
-    assert found == [NOON + timedelta(seconds=1_000)]
+    assert [each.send_at for each in found] == [NOON + timedelta(seconds=1_000)]
 
 
 def test_messages_of_a_campaign_do_not_search_the_same_stretch_again(opened: Opened) -> None:
@@ -73,7 +60,7 @@ def test_what_no_quota_counts_any_more_is_tidied_in_turn(opened: Opened) -> None
     for number in range(50):
         window = real.keys(f"old {number}").window(f"old {number}")
         real.client.zadd(window, {new_id().bytes: counted - 5_000})
-    kept = reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
+    kept = real.book(NOON)
     window, recent = real.keys("ann").window("ann"), new_id()
     real.client.zadd(window, {new_id().bytes: counted - 5_000, recent.bytes: counted + 60_000})
     assert sum(real.upkeep.tidy(keys_at_once=10) for _ in range(30)) == 51
@@ -103,17 +90,12 @@ def test_a_message_is_booked_whatever_its_scope_and_key(
     opened: Opened, name: str, submit: Submit | None
 ) -> None:
     real = opened()
-    first, second = new_id(), new_id()
-    terms = Terms.own(name)
-    reserve(real.windows, first, terms=terms, send_at=NOON, submit=submit)
-    assert real.members(name) == {first: ms(NOON)}
-    duplicate = reserve(
-        real.windows, second, terms=terms, send_at=NOON, submit=submit, latest=LATER
-    )
-    if submit is None:
-        assert set(real.members(name)) == {first, second}
-    else:
-        assert duplicate.message_id == first, "its key is the same to both"
+    first = real.book(NOON, name, submit=submit)
+    assert real.members(name) == {first.message_id: ms(NOON)}
+    second = real.book(NOON, name, submit=submit, latest=LATER)
+    is_same = second.message_id == first.message_id
+    assert is_same is (submit is not None), "its key is the same to both"
+    assert set(real.members(name)) == {first.message_id, second.message_id}
 
 
 # The picture in docs/submitting.md is what the windows really do.
@@ -139,7 +121,7 @@ def test_the_worked_picture_is_true(opened: Callable[..., Reserving]) -> None:
     for taken, closed in zip(booked, blocked, strict=True):
         columns = {place for place, mark in enumerate(taken) if mark == "█"}
         for place in columns - there:
-            reserve(real.windows, new_id(), terms=TERMS, send_at=NINE + place * COLUMN)
+            real.book(NINE + place * COLUMN)
         there = columns
         times = [NINE + place * COLUMN for place in range(len(closed))]
         fits = [real.windows.next_slot(TERMS, time) == time for time in times]
@@ -167,15 +149,13 @@ def hammer(gate: Any, seed: int, url: str) -> tuple[int, int, int]:
             asked = from_ms(BASE + roll.randrange(SPAN))
             shift = asked + timedelta(milliseconds=300) if roll.random() < 0.3 else None
             try:
-                booking = reserve(
-                    real.windows, new_id(), terms=Terms.own("crowd"), send_at=asked, latest=shift
-                )
+                booking = real.book(asked, "crowd", latest=shift)
             except QuotaExceeded:
                 refused += 1
                 continue
             booked += 1
             if roll.random() < 0.2:
-                cancel(real.windows, booking.message_id, Terms.own("crowd"))
+                cancel(real.windows, booking.message_id, booking.terms)
                 cancelled += 1
     return booked, refused, cancelled
 

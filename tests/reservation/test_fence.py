@@ -8,10 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from dispatcher.errors import QuotaExceeded, ReservationsUnavailable
-from dispatcher.message import new_id
 from dispatcher.quota import Quota
-from dispatcher.reservation import Terms
-from tests.support.reserving import SHARDS, Reserving, cancel, reserve, reserving, stored, times_of
+from tests.support.reserving import SHARDS, Reserving, cancel, reserving, stored, times_of
 from tests.support.servers import RedisServer
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
@@ -20,25 +18,14 @@ Opened = Callable[..., Reserving]
 
 def is_open(real: Reserving, scope: str = "ann") -> bool:
     """Book and give back."""
-    message_id = new_id()
     try:
-        reserve(real.windows, message_id, terms=Terms.own(scope), send_at=NOON)
+        booking = real.book(NOON, scope)
     except ReservationsUnavailable as error:
         if "not complete" not in error.reason:
             raise
         return False
-    cancel(real.windows, message_id, Terms.own(scope))
+    cancel(real.windows, booking.message_id, booking.terms)
     return True
-
-
-def test_a_shard_that_was_never_opened_is_closed(redis_server: RedisServer) -> None:
-    with reserving(redis_server.url) as real:
-        assert not is_open(real)
-        with pytest.raises(ReservationsUnavailable):
-            real.windows.next_slot(Terms.own("ann"), NOON)
-        assert real.client.keys("*") == []
-        real.open()
-        assert is_open(real)
 
 
 @pytest.mark.parametrize("end", [RedisServer.stop, RedisServer.kill])
@@ -49,7 +36,7 @@ def test_a_restarted_redis_is_closed_although_its_data_came_back(
         # On a slow disk the log may lie up to two seconds behind, which a kill would lose.
         real.client.config_set("appendfsync", "always")
         real.open()
-        booking = reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
+        booking = real.book(NOON)
         end(own_redis)
         own_redis.start()
         with own_redis.client() as plain:
@@ -73,17 +60,6 @@ def test_a_longer_quota_closes_the_shards_and_a_shorter_one_does_not(
         assert is_open(longer)
 
 
-def test_shards_that_another_number_left_behind_are_closed_too(
-    redis_server: RedisServer, opened: Opened
-) -> None:
-    opened()
-    with reserving(redis_server.url, shards=SHARDS // 2) as fewer:
-        fewer.open()
-        assert all(is_open(fewer, f"scope {n}") for n in range(50))
-    with reserving(redis_server.url) as again:
-        assert not any(is_open(again, f"scope {n}") for n in range(50))
-
-
 def test_a_process_with_shorter_quotas_keeps_what_longer_ones_still_count(
     redis_server: RedisServer, opened: Opened
 ) -> None:
@@ -91,13 +67,13 @@ def test_a_process_with_shorter_quotas_keeps_what_longer_ones_still_count(
     real = opened(Quota(2, week_ms))
     now = datetime.now(UTC)
     for days in (-6, -5):
-        reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=now + timedelta(days=days))
+        real.book(now + timedelta(days=days))
     with reserving(redis_server.url, [Quota(1, 1_000)]) as shorter:
         found = shorter.upkeep.unconfirmed(older_than=timedelta(0), limit=10)
         assert shorter.upkeep.confirm(found, stored(times_of(real, found))) == 0
     assert len(real.members("ann")) == 2
     with pytest.raises(QuotaExceeded):
-        reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=now)
+        real.book(now)
 
 
 def test_a_marker_of_another_server_does_not_block_a_rebuild(own_redis: RedisServer) -> None:
@@ -113,12 +89,15 @@ def test_a_rebuild_leaves_nothing_of_another_number_of_shards(
 ) -> None:
     real = opened()
     for n in range(50):
-        reserve(real.windows, new_id(), terms=Terms.own(f"scope {n}"), send_at=NOON)
+        real.book(NOON, f"scope {n}")
     with reserving(redis_server.url, shards=SHARDS // 2) as fewer:
         rebuild = fewer.upkeep.begin()
         assert rebuild is not None
         fewer.upkeep.wipe(rebuild)
         fewer.upkeep.open(rebuild)
+        assert all(is_open(fewer, f"scope {n}") for n in range(50))
+        with reserving(redis_server.url) as again:
+            assert not any(is_open(again, f"scope {n}") for n in range(50))
         fewer.fence.close(fewer.client, fewer.fence.parts)
     with reserving(redis_server.url) as again:
         assert not any(is_open(again, f"scope {n}") for n in range(50))

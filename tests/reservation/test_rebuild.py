@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from redis.connection import AbstractConnection
@@ -15,17 +14,14 @@ from sqlalchemy import Engine, event
 
 from dispatcher import Draft, Message, StoreUnavailable
 from dispatcher.delivery import reconciler
-from dispatcher.errors import QuotaExceeded, ReservationsUnavailable
+from dispatcher.errors import ReservationsUnavailable
 from dispatcher.message import new_id
-from dispatcher.quota import Quota
-from dispatcher.reservation import Terms
 from dispatcher.reservation.upkeep import Rebuild, Reserved
 from dispatcher.scope import own_scope
-from dispatcher.times.send_time import from_ms
 from tests.support.doubles import Between, raising
 from tests.support.house import BODY, FAR, House
 from tests.support.house_fixtures import Build
-from tests.support.reserving import SHARDS, Reserving, ms, reserve, reserving
+from tests.support.reserving import SHARDS, Reserving, ms, reserving
 from tests.support.servers import RedisServer
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
@@ -36,56 +32,6 @@ def begun(real: Reserving) -> Rebuild:
     rebuild = real.upkeep.begin()
     assert rebuild is not None
     return rebuild
-
-
-def book_many(real: Reserving, scopes: int, each: int) -> list[Reserved]:
-    roll = random.Random(1)  # noqa: S311 - not for secrets
-    rows = []
-    for n in range(scopes):
-        for _ in range(each):
-            asked = from_ms(ms(NOON) + roll.randrange(3_600_000))
-            try:
-                booking = reserve(
-                    real.windows, new_id(), terms=Terms.own(f"scope {n}"), send_at=asked
-                )
-            except QuotaExceeded:
-                continue
-            rows.append(Reserved(booking.message_id, booking.terms.scopes, booking.send_at))
-    return rows
-
-
-def windows(real: Reserving) -> dict[bytes, object]:
-    names = cast(list[bytes], real.client.keys("*:window:*"))
-    return {name: real.client.zrange(name, 0, -1, withscores=True) for name in names}
-
-
-def test_a_rebuild_from_rows_gives_exactly_the_same_windows(opened: Opened) -> None:
-    real = opened(Quota(2, 60_000))
-    rows = book_many(real, scopes=20, each=10)
-    before = windows(real)
-    assert len(before) == 20
-    real.client.flushall()
-
-    rebuild = begun(real)
-    assert len(rebuild.shards) == SHARDS
-    real.upkeep.wipe(rebuild)
-    random.Random(2).shuffle(rows)  # noqa: S311 - not for secrets
-    for start in range(0, len(rows), 20):
-        real.upkeep.restore(rebuild, rows[start : start + 50])
-        with pytest.raises(ReservationsUnavailable):
-            reserve(real.windows, new_id(), terms=Terms.own("scope 1"), send_at=NOON)
-    real.upkeep.open(rebuild)
-
-    assert windows(real) == before
-    ids = {row.message_id for row in rows}
-    found = real.upkeep.unconfirmed(older_than=timedelta(0), limit=10_000)
-    assert {each.message_id for each in found} == ids, "one that is cancelled meanwhile is found"
-    assert real.client.keys("*:rebuild") == []
-    full = next(
-        scope.name for row in rows for scope in row.scopes if len(real.members(scope.name)) > 1
-    )
-    taken = [row.send_at for row in rows if row.scopes == (own_scope(full),)]
-    assert any(real.windows.next_slot(Terms.own(full), instant) != instant for instant in taken)
 
 
 def test_a_late_copy_of_a_wipe_deletes_nothing_that_was_filled_in_since(opened: Opened) -> None:
@@ -132,7 +78,7 @@ def test_an_overtaken_rebuilder_writes_nothing_and_cannot_open(
 
         assert slow.dump() == before
         with pytest.raises(ReservationsUnavailable):
-            reserve(slow.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
+            slow.book(NOON)
         if other is not None:
             assert quick.upkeep.open(other) > 0
             assert set(quick.members("ann")) == {present.message_id}
