@@ -23,7 +23,6 @@ from tests.support.limits import little_at_once
 from tests.support.proxy import Proxy
 from tests.support.reserving import Reserving, cancel, reserve, reserving, stored, win
 from tests.support.reserving import move as booked_move
-from tests.support.servers import RedisServer
 
 BASE = 4_102_444_800_000  # 2100-01-01, ms
 COUNT, STEP = 5, 10
@@ -111,25 +110,6 @@ def test_late_copies_of_the_calls_of_a_long_search_lose_nothing(real: Reserving)
     for call in calls:
         run(*call)
         assert real.places(OWN)[moving.member] == moving.asked_ms > BASE + LENGTH
-
-
-def test_a_booking_under_judgement_is_counted_by_others(
-    real: Reserving, between: Callable[[Happens], None], redis_server: RedisServer
-) -> None:
-    held: list[tuple[UUID, ...]] = []
-
-    def other() -> None:
-        with reserving(redis_server.url, QUOTAS) as else_:
-            for asked in (ASKED, ASKED + STEP, ASKED - LENGTH + 1):
-                with pytest.raises(QuotaExceeded) as refused:
-                    book(else_, asked)
-                held.append(refused.value.conflicting)
-
-    between(other)
-    message_id = book(real, ASKED)
-    assert len(held) == 3
-    assert message_id in held[0] + held[1] + held[2]
-    stands(real, (message_id, ASKED))
 
 
 def test_a_slot_freed_during_a_slow_judgement_is_free(

@@ -15,7 +15,7 @@ from dispatcher.quota import Quota
 from dispatcher.redis.keys import shard_of
 from dispatcher.redis.scripts import source
 from dispatcher.reservation import BookingRequest, Slot, Terms, member_of
-from dispatcher.scope import OWN_SCOPE, counted, own_scope
+from dispatcher.scope import OWN_SCOPE, counted
 from tests.support.limits import little_at_once
 from tests.support.proxy import Proxy
 from tests.support.reserving import SHARDS, Reserving, ms, named, reserve, reserving, win
@@ -113,25 +113,6 @@ def sweep(real: Reserving, store: Store) -> int:
         found = real.upkeep.unconfirmed(older_than=timedelta(0), limit=100)
         corrected += real.upkeep.confirm(found, store)
     return corrected
-
-
-def test_both_places_are_taken_until_one_is_released(real: Reserving, terms: Terms) -> None:
-    message_id = book(real, terms)
-    later = NOON + 2 * MINUTE
-    moving = move(real, message_id, terms, later)
-    for taken in (NOON, later):
-        with pytest.raises(QuotaExceeded) as refused:
-            book(real, terms, taken)
-        assert refused.value.conflicting == (message_id,)
-        assert refused.value.next_slot == taken + MINUTE
-    win(real.windows, moving)
-    stands(real, terms, new=(moving.member, later))
-    other = book(real, terms, NOON)
-    with pytest.raises(QuotaExceeded):
-        book(real, terms, later)
-    again = move(real, message_id, terms, later + SECOND, tail=moving.tail)
-    win(real.windows, again, tail=moving.tail)
-    stands(real, terms, new=(again.member, later + SECOND), other=(other, NOON))
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
@@ -264,24 +245,6 @@ def test_a_stale_read_of_the_sweep_loses_nothing(real: Reserving, terms: Terms) 
     assert all(dead.member not in real.places(scope) for scope in terms.scopes)
     sweep(real, {message_id: (NOON + 2 * HOUR, last.tail)})
     assert places(real, terms) == now
-
-
-def test_nothing_overtakes_a_search_that_goes_on(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dispatcher.reservation.shards.script", little_at_once(9))
-    real = opened(Quota(1, 60_000))
-    first, second, *_ = (book(real, ONE, NOON + n * MINUTE) for n in range(30))
-    free, until = ms(NOON + 30 * MINUTE), ms(NOON + HOUR)
-    requests = [
-        BookingRequest(first, ONE, ms(NOON + SECOND), until),
-        BookingRequest(second, ONE, free, free),
-    ]
-    found, refused = real.windows.move_many(requests)
-    assert isinstance(found, Slot)
-    assert found.at_ms == free
-    assert isinstance(refused, QuotaExceeded)
-    assert len(real.places(own_scope("ada"))) == 31
 
 
 @pytest.mark.parametrize("most_read", [None, 9], ids=["in one call", "in several"])

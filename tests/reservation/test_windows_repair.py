@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections import Counter
 from datetime import timedelta
 from itertools import count
 from typing import Any, cast
@@ -19,7 +16,6 @@ from dispatcher import (
     ReservationsUnavailable,
     Verified,
 )
-from dispatcher.errors import SlotRefused
 from dispatcher.message import new_id
 from dispatcher.operations import verification
 from dispatcher.redis.keys import shard_of
@@ -27,13 +23,13 @@ from dispatcher.reservation import Terms
 from dispatcher.store.schema import Addition
 from dispatcher.times.clock import SystemClock
 from dispatcher.times.send_time import to_ms
+from tests.support.all_windows import let_graces_pass
 from tests.support.doubles import Between, once
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
 from tests.support.reserving import move, reserve
 
 MINUTE = timedelta(minutes=1)
-WORKS = ("submitted", "moved", "cancelled")
 LATER = FAR + timedelta(hours=1)
 KINDS: dict[str, Any] = {
     "quotas": "9/minute",
@@ -141,10 +137,7 @@ def test_verification_leaves_out_submits_under_way(house: House) -> None:
     }
     assert verified.equal
 
-    for shard in range(house.settings.shards):  # as the grace passes
-        name = house.parts.fence.keys[shard].pending
-        for entry in cast("list[bytes]", house.redis.zrange(name, 0, -1)):
-            house.redis.zadd(name, {entry: house.redis_ms() - 61_000})
+    let_graces_pass(house)
     house.change([expired], finished_at=house.database_time() - timedelta(minutes=2))
     verified = house.dispatcher.verify_windows()
     assert {each.fault for each in verified.differences} == {Fault.ORPHAN}
@@ -201,45 +194,6 @@ def test_a_shard_that_is_rebuilt_meanwhile_is_not_judged(house: House) -> None:
     house.moved.meanwhile = once(lambda: house.dispatcher.rebuild_windows({shard.shard}))
     verified = house.dispatcher.verify_windows()
     assert (verified.closed, verified.differences) == ((shard.shard,), ())
-
-
-def test_nothing_is_told_while_others_submit_cancel_and_move(build: Build) -> None:
-    house = build(clock=SystemClock(), quotas="3/minute", reconcile_grace=10)
-    start = SystemClock().now() + timedelta(days=9)
-    stop = threading.Event()
-    done: Counter[str] = Counter()
-
-    def work(number: int) -> None:
-        turn = 0
-        while not stop.is_set():
-            turn += 1
-            name = f"name {(turn + number) % 7}"
-            try:
-                message = house.submit(name, send_at=start + (turn % 40) * MINUTE)
-                done["submitted"] += 1
-                if turn % 3 == 0:
-                    house.dispatcher.reschedule(message.id, send_at=start + timedelta(days=turn))
-                    done["moved"] += 1
-                if turn % 2 == 0:
-                    house.dispatcher.cancel(message.id)
-                    done["cancelled"] += 1
-            except SlotRefused:
-                continue
-
-    threads = [threading.Thread(target=work, args=[number]) for number in range(4)]
-    for each in threads:
-        each.start()
-    try:
-        deadline = time.monotonic() + 20
-        while min(done[what] for what in WORKS) < 15 and time.monotonic() < deadline:
-            verified = house.dispatcher.verify_windows()
-            assert verified.equal, verified.differences
-    finally:
-        stop.set()
-        for each in threads:
-            each.join(60)
-    assert min(done[what] for what in WORKS) >= 15, done
-    assert house.dispatcher.verify_windows().differences == ()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -349,35 +303,11 @@ def test_a_message_stored_while_the_rebuild_waits_is_restored(build: Build) -> N
     assert house.members() == {message.id: to_ms(LATER)}
 
 
-class Killed(BaseException):
-    """What no code catches."""
-
-
-def test_a_rebuild_that_is_killed_is_taken_over(house: House) -> None:
-    accepted = filled(house)
-    shard = house.keys(accepted[0].scope)
-
-    def die(read: int, _: int) -> None:
-        if read:
-            raise Killed
-
-    with pytest.raises(Killed):
-        house.dispatcher.rebuild_windows([shard.shard], progress=die)
-    assert not house.redis.exists(shard.epoch), "what may be incomplete stays closed"
-    assert 0 < house.redis.pttl(shard.rebuild) <= 11_000
-    house.parts.reconciler.reconcile()
-    assert not house.redis.exists(shard.epoch), "nobody begins while it may still be at it"
-    assert house.dispatcher.rebuild_windows([shard.shard]) == ()
-    house.redis.delete(shard.rebuild)  # as the marker's expiry does
-    house.parts.reconciler.reconcile()
-    assert house.reservations() == house.all_members()
-    assert house.dispatcher.verify_windows().equal
-
-
 def test_a_shard_that_another_rebuilds_is_left_to_it(house: House) -> None:
     filled(house)
     taken = house.parts.upkeep.close([1])
     assert taken is not None
+    assert house.dispatcher.rebuild_windows([1]) == ()
     assert house.dispatcher.rebuild_windows() == (0, 2, 3)
     assert house.dispatcher.verify_windows().closed == (1,)
     house.parts.upkeep.wipe(taken)
