@@ -70,10 +70,11 @@ def house(
         yield built
 
 
-class Caller:
+class Caller(Thread):
     """Submits, moves and cancels messages and asks for permits, until the exit."""
 
     def __init__(self, house: House, seed: int) -> None:
+        super().__init__(daemon=True)
         self.calls = 0
         self.accepted: set[UUID] = set()
         self.cancelled: set[UUID] = set()
@@ -82,60 +83,44 @@ class Caller:
         self._house = house
         self._chance = random.Random(seed)  # noqa: S311 - a repeatable choice, no secret
         self._leaving = Event()
-        self._thread = Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._leaving.set()
-        self._thread.join(DEADLINE)
+        self.join(DEADLINE)
 
-    def _run(self) -> None:
-        acts = (self._submit, self._submit_many, self._reschedule, self._cancel, self._acquire)
+    def run(self) -> None:
         while not self._leaving.is_set():
             try:
-                self._chance.choice(acts)()
+                self._call(self._chance.choice(["submit", "many", "move", "cancel", "permit"]))
             except (QuotaExceeded, TooLate, *UNAVAILABLE):
                 pass
             except Exception as error:  # noqa: BLE001 - the test looks at them
                 self.failures.append(error)
             self.calls += 1
 
-    def _submit(self) -> None:
-        self.accepted.add(self._house.submit(**self._random_draft()).id)
-
-    def _submit_many(self) -> None:
-        drafts = [Draft(channel="memory", body=BODY, **self._random_draft()) for _ in range(5)]
-        results = self._house.dispatcher.submit_many(drafts)
-        self.accepted |= {each.id for each in results if isinstance(each, Message)}
-
-    def _random_draft(self) -> dict[str, Any]:
-        return {
-            "recipient": self._chance.choice(PEOPLE),
-            "scopes": {"tenant": self._chance.choice(TENANTS)},
-            "send_in": self._later(),
-        }
-
-    def _later(self) -> timedelta:
-        return self._chance.randrange(10, 200) * HOUR / 8
-
-    def _reschedule(self) -> None:
-        for each in self._one_accepted():
-            self._house.dispatcher.reschedule(each, send_in=self._later())
-
-    def _cancel(self) -> None:
-        for each in self._one_accepted():
-            self._house.dispatcher.cancel(each)
-            self.cancelled.add(each)
-
-    def _one_accepted(self) -> list[UUID]:
-        return self._chance.sample(sorted(self.accepted), k=min(1, len(self.accepted)))
-
-    def _acquire(self) -> None:
-        wanted = [Permit(new_id(), 1, self._chance.choice(PEOPLE), "memory")]
-        self.permits += self._house.parts.permits.acquire(wanted, within=HOUR)[0].allowed
+    def _call(self, name: str) -> None:
+        desk, chance = self._house.dispatcher, self._chance
+        person, later = chance.choice(PEOPLE), chance.randrange(10, 200) * HOUR / 8
+        wish: dict[str, Any] = {"channel": "memory", "body": BODY, "send_in": later}
+        wish["scopes"] = {"tenant": chance.choice(TENANTS)}
+        if name == "permit":
+            asked = [Permit(new_id(), 1, person, "memory")]
+            self.permits += self._house.parts.permits.acquire(asked, within=HOUR)[0].allowed
+        elif name == "submit" or not self.accepted:
+            self.accepted.add(desk.submit(recipient=person, **wish).id)
+        elif name == "many":
+            results = desk.submit_many([Draft(recipient=each, **wish) for each in PEOPLE])
+            self.accepted |= {each.id for each in results if isinstance(each, Message)}
+        elif name == "move":
+            desk.reschedule(chance.choice(sorted(self.accepted)), send_in=later)
+        else:
+            message_id = chance.choice(sorted(self.accepted))
+            desk.cancel(message_id)
+            self.cancelled.add(message_id)
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import redis
@@ -52,29 +53,22 @@ def frozen(node: Member) -> Iterator[None]:
 
 
 @contextmanager
-def without_replicas(node: Member) -> Iterator[None]:
-    """Let a node refuse writes, because too few replicas have them."""
-    node.command("CONFIG", "SET", "min-replicas-to-write", 2)
+def configured(node: Member, *, name: str, value: str | int, usual: str | int) -> Iterator[None]:
+    node.command("CONFIG", "SET", name, value)
     try:
         yield
     finally:
-        node.command("CONFIG", "SET", "min-replicas-to-write", 0)
-
-
-@contextmanager
-def evicting(node: Member) -> Iterator[None]:
-    node.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
-    try:
-        yield
-    finally:
-        node.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
+        node.command("CONFIG", "SET", name, usual)
 
 
 FAULTS: dict[str, Callable[[Member], AbstractContextManager[None]]] = {
     "frozen": frozen,
     "full": Member.full,
-    "without replicas": without_replicas,
-    "evicting": evicting,
+    # It refuses writes, because too few replicas have them.
+    "without replicas": partial(configured, name="min-replicas-to-write", value=2, usual=0),
+    "evicting": partial(
+        configured, name="maxmemory-policy", value="allkeys-lru", usual="noeviction"
+    ),
 }
 
 
