@@ -1,9 +1,11 @@
-"""The grammar of quotas and limits, and of lengths."""
+"""The grammar of quotas, limits and lengths, and the periods of calendars."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
+from typing import cast
+from zoneinfo import ZoneInfo, available_timezones
 
 import pytest
 from hypothesis import given
@@ -19,7 +21,8 @@ from dispatcher.quota import (
     parse_limit,
     parse_quota,
 )
-from dispatcher.times.periods import UNIT_MS
+from dispatcher.times.periods import UNIT_MS, CalendarUnit
+from dispatcher.times.send_time import to_ms
 
 BERLIN = "Europe/Berlin"
 
@@ -142,3 +145,46 @@ def test_lengths_are_read_as_people_write_them(text: str, seconds: float) -> Non
 def test_a_length_that_cannot_be_read_says_what_can(text: str) -> None:
     with pytest.raises(InvalidValue, match=r"later: cannot read .*; accepted: seconds, or"):
         parse_length(text, "later")
+
+
+def ms(text: str) -> int:
+    return to_ms(datetime.fromisoformat(text))
+
+
+@pytest.mark.parametrize(
+    ("unit", "instant", "zone", "bounds"),
+    [
+        ("day", "1969-12-31T12:00Z", "UTC", "1969-12-31T00:00Z 1970-01-01T00:00Z"),
+        ("day", "1972-01-06T12:00Z", "Africa/Monrovia",
+         "1972-01-06T00:44:30Z 1972-01-07T00:44:30Z"),
+        ("minute", "1972-01-06T12:00:40Z", "Africa/Monrovia",
+         "1972-01-06T12:00:30Z 1972-01-06T12:01:30Z"),
+        ("month", "2028-02-29T12:00Z", "UTC", "2028-02-01T00:00Z 2028-03-01T00:00Z"),
+        ("month", "2026-12-31T23:30Z", BERLIN, "2026-12-31T23:00Z 2027-01-31T23:00Z"),
+    ],
+)  # fmt: skip
+def test_a_period_is_where_the_clocks_of_its_zone_say(
+    unit: CalendarUnit, instant: str, zone: str, bounds: str
+) -> None:
+    """Around each change of many zones: ``tests/property/test_calendars.py``."""
+    quota = CalendarQuota(1, unit, zone)
+    assert [*quota.bounds(ms(instant), 1)] == [ms(each) for each in bounds.split()]
+
+
+def test_the_caller_says_which_zone() -> None:
+    quota = CalendarQuota(10, "day", None)
+    noon = ms("2026-06-01T12:00Z")
+    assert quota.bounds(noon, 1, BERLIN) != quota.bounds(noon, 1, "UTC")
+    with pytest.raises(InvalidValue, match="no zone 'Mars/Olympus'"):
+        quota.bounds(noon, 1, "Mars/Olympus")
+
+
+def test_offsets_lie_where_the_longest_period_says() -> None:
+    low, high = timedelta(0), timedelta(0)
+    months = [datetime(year, month, 1) for year in range(1970, 2101) for month in (1, 4, 7, 10)]  # noqa: DTZ001 - the zone comes below
+    for name in available_timezones():
+        zone = ZoneInfo(name)
+        offsets = {cast(timedelta, zone.utcoffset(each)) for each in months}
+        low, high = min(low, *offsets), max(high, *offsets)
+    spare = CalendarQuota(1, "day", None).longest_ms - 86_400_000
+    assert high - low <= timedelta(milliseconds=spare)
