@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import random
 from collections.abc import Iterator
-from contextlib import suppress
 from contextvars import ContextVar
 from datetime import timedelta
 from functools import partial
@@ -71,26 +69,6 @@ def waiting(house: House) -> bool:
     """Whether one call waits because all threads are at work."""
     pool = house.dispatcher._threads
     return len(pool._threads) == 4 and pool._work_queue.qsize() == 1
-
-
-def test_cancelled_at_any_moment_and_submitted_again_each_is_there_once(house: House) -> None:
-    luck = random.Random(7)  # noqa: S311 - no secret
-    names = [f"name {number}" for number in range(60)]
-
-    async def impatient(name: str) -> None:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(house.dispatcher.asubmit(**asked(name)), luck.random() / 20)
-
-    async def story() -> list[Message]:
-        async with house.dispatcher:
-            await asyncio.gather(*map(impatient, names))
-            return await asyncio.gather(*(house.dispatcher.asubmit(**asked(n)) for n in names))
-
-    messages = asyncio.run(story())
-    assert [message.recipient for message in messages] == names
-    assert {message.id for message in messages} == {row[0] for row in house.rows()}
-    assert len(house.rows()) == len(names)
-    assert house.all_members() == house.reservations()
 
 
 def test_every_call_has_an_awaited_twin_with_its_parameters() -> None:

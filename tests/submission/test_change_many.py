@@ -23,9 +23,7 @@ from dispatcher import (
     Suppressed,
     TooLate,
 )
-from dispatcher.faults import InjectedFault, arm
 from dispatcher.message import new_id
-from dispatcher.submission import changes
 from tests.support.doubles import Between, once, raising
 from tests.support.house import FAR, House, hour_ago
 from tests.support.house_fixtures import Build
@@ -113,20 +111,6 @@ def test_an_outage_answers_all_remaining_messages(house: House, build: Build) ->
     answers = house.dispatcher.reschedule_many(ids, send_at=LATER + HOUR)
     assert kinds(answers) == [TooLate, StoreUnavailable, StoreUnavailable]
     assert [house.again(each).send_at for each in messages] == [LATER] * 3
-
-
-def test_a_move_that_died_holding_the_time_stops_no_other_message(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(changes, "_AT_ONCE", 1)
-    messages = [house.submit(f"r{n}", send_at=LATER) for n in range(2)]
-    arm("reschedule.after_booking=raise")
-    with pytest.raises(InjectedFault):
-        house.dispatcher.reschedule(messages[0].id, send_at=LATER + HOUR)
-    arm(None)
-    ids = [each.id for each in messages]
-    answers = house.dispatcher.reschedule_many(ids, send_at=LATER + HOUR)
-    assert kinds(answers) == [QuotaExceeded, LATER + HOUR]
 
 
 def test_a_move_that_the_store_refuses_stops_no_other(house: House) -> None:

@@ -1,4 +1,4 @@
-"""The front door: what is accepted, refused, shifted, read back and cancelled."""
+"""The front door: what is accepted, refused, shifted, read back and found."""
 
 from __future__ import annotations
 
@@ -8,14 +8,9 @@ from typing import Any
 
 import pytest
 
-from dispatcher import (
-    InvalidSendTime,
-    QuotaExceeded,
-    SlotRefused,
-    Status,
-)
+from dispatcher import InvalidSendTime, Message, QuotaExceeded, SlotRefused, Status
 from dispatcher.times.send_time import to_ms
-from tests.support.house import BODY, FAR, House
+from tests.support.house import BODY, FAR, House, draft
 from tests.support.house_fixtures import Build
 
 SEED = datetime(2100, 1, 1, 11, 11, 11, tzinfo=UTC)
@@ -69,18 +64,6 @@ def test_a_scope_of_its_own_is_counted_instead_of_the_recipient(house: House) ->
     assert set(house.all_members()) == {"family", "ada", "ben"}
 
 
-def test_a_shift_books_the_first_slot_that_fits(house: House) -> None:
-    house.submit(send_at=SEED)
-    untouched = house.submit(send_at=SEED + 3 * MINUTE, on_conflict="shift")
-    assert untouched.send_at == SEED + 3 * MINUTE
-    shifted = house.submit(send_at=SEED, on_conflict="shift")
-    assert shifted.send_at == SEED + MINUTE
-    assert house.again(shifted) == shifted
-    third = house.submit(send_at=SEED, on_conflict="shift", latest=SEED + 2 * MINUTE)
-    assert third.send_at == SEED + 2 * MINUTE
-    assert house.reservations() == house.all_members()
-
-
 def test_every_way_to_shift_names_its_latest(build: Build) -> None:
     """Also where quiet hours refuse, where scopes lie in several shards, and in a move."""
     house = build(shards=64, scopes={"tenant": {"quotas": "1/hour"}})
@@ -105,46 +88,12 @@ def test_every_way_to_shift_names_its_latest(build: Build) -> None:
     assert (caught.value.latest, "latest" in str(caught.value)) == (None, False)
 
 
-def test_a_shift_stays_before_the_expiry(house: House) -> None:
-    house.submit(send_at=SEED)
-    before = house.snapshot()
-    for late in (SEED + MINUTE, "2100-01-01T11:12:11Z"):
-        with pytest.raises(QuotaExceeded):
-            house.submit(send_at=SEED, on_conflict="shift", expires_at=late)
-    assert house.snapshot() == before
-    millisecond = timedelta(milliseconds=1)
-    just = house.submit(send_at=SEED, on_conflict="shift", expires_at=SEED + MINUTE + millisecond)
-    assert just.send_at == SEED + MINUTE
-
-
 def test_a_shift_never_goes_beyond_the_farthest_time_allowed(build: Build) -> None:
     house = build(quotas="1/7 day", max_horizon="10 days", retention="60 days")
     first = house.submit(send_in=timedelta(days=9))
     latest = first.send_at + timedelta(days=90)
     with pytest.raises((QuotaExceeded, InvalidSendTime)):
         house.submit(send_at=first.send_at, on_conflict="shift", latest=latest)
-
-
-@pytest.mark.parametrize(
-    ("asked", "expected"),
-    [
-        ({"send_at": "2100-06-01T12:00:00+02:00"}, datetime(2100, 6, 1, 10, tzinfo=UTC)),
-        (
-            {"send_at": "2100-10-31T02:30", "zone": "Europe/Berlin", "fold": 1},
-            datetime(2100, 10, 31, 1, 30, tzinfo=UTC),
-        ),
-        ({"send_in": timedelta(0)}, FAR),
-        ({"send_in": timedelta(microseconds=1)}, FAR + timedelta(milliseconds=1)),
-        ({"send_at": FAR + timedelta(microseconds=1_001)}, FAR + timedelta(milliseconds=2)),
-    ],
-)
-def test_the_time_asked_for_is_the_time_promised(
-    house: House, asked: dict[str, Any], expected: datetime
-) -> None:
-    message = house.submit(**asked)
-    assert message.send_at == expected
-    assert message.send_at.utcoffset() == timedelta(0)
-    assert house.again(message).send_at == expected
 
 
 def test_the_next_slot_books_nothing(house: House) -> None:
@@ -164,13 +113,20 @@ def test_the_next_slot_books_nothing(house: House) -> None:
     assert house.snapshot() == before
 
 
-def test_a_cancelled_message_frees_its_place_at_once(house: House) -> None:
-    message = house.submit(send_at=SEED)
-    cancelled = house.dispatcher.cancel(message.id)
-    assert cancelled.status is Status.CANCELLED
-    assert cancelled.finished_at is not None
-    assert house.members() == {}
-    assert house.pending() == set()
-    house.submit(send_at=SEED)
-    assert house.dispatcher.cancel(str(message.id)) == cancelled
-    assert house.reservations() == house.all_members(), "cancelling again frees no other's place"
+def test_messages_of_a_campaign_are_found_together(house: House) -> None:
+    ada = house.submit("ada", campaign="summer")
+    house.submit("ben", campaign="w" * 64)
+    house.submit("cyd")
+    many = [draft(f"r{number}", campaign="summer") for number in range(3)]
+    assert house.dispatcher.plan(many).accepted == 3
+    found = [each for each in house.dispatcher.submit_many(many) if isinstance(each, Message)]
+    assert [each.campaign for each in found] == ["summer"] * 3
+    assert [*house.dispatcher.select(campaign="summer", oldest_first=True)] == [ada, *found]
+    assert [*house.dispatcher.list(campaign="summer", limit=2)] == found[:0:-1]
+    assert house.dispatcher.get(ada.id).campaign == "summer"
+    house.dispatcher.cancel(ada.id)
+    assert house.dispatcher.counts(campaign="summer") == {
+        "memory": {Status.SCHEDULED: 3, Status.CANCELLED: 1}
+    }
+    assert house.dispatcher.counts(campaign="autumn") == {}
+    assert house.dispatcher.count(campaign="summer", status="scheduled") == 3

@@ -6,7 +6,7 @@ import logging
 import signal
 import threading
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, cast
 
@@ -162,33 +162,6 @@ def test_all_or_none_that_cannot_be_stored_leaves_nothing(house: House) -> None:
     with pytest.raises(StoreUnavailable, match="nothing was stored"):
         house.dispatcher.submit_many(drafts(3), atomic=True)
     assert house.snapshot() == before
-
-
-def test_all_or_none_of_which_nobody_knows_keeps_its_places(house: House) -> None:
-    fail(house, before=raising(*[StoreUnavailable("the line broke") for _ in range(9)]))
-    with pytest.raises(OutcomeUnknown):
-        house.dispatcher.submit_many(drafts(3), atomic=True)
-    assert len(house.all_members()) == 3, "reconcile decides, once the grace is over"
-
-
-def test_interrupted_and_run_again_it_ends_as_if_run_once(house: House) -> None:
-    keyed = [draft(f"to {n}", idempotency_key=f"key {n}") for n in range(150)]
-
-    def broken() -> Iterator[Draft]:
-        yield from keyed[:130]
-        raise KeyboardInterrupt
-
-    read: list[Message | Rejection] = []
-    with pytest.raises(KeyboardInterrupt):
-        read.extend(house.dispatcher.submit_many(broken()))
-    assert len(read) == len(house.rows()) == BATCH
-    results = house.dispatcher.submit_many(keyed)
-    assert errors(results) == [None] * 150
-    assert [each.id for each in read if isinstance(each, Message)] == [
-        each.id for each in results[:BATCH] if isinstance(each, Message)
-    ]
-    assert len(house.rows()) == 150
-    assert house.reservations() == house.all_members()
 
 
 @pytest.mark.parametrize("atomic", [False, True])
