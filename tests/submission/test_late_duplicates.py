@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import cast
 from uuid import UUID
 
 import pytest
 from sqlalchemy import update
 
-from dispatcher import Draft, Message, MessageNotFound, QuotaExceeded, StoreUnavailable
+from dispatcher import Message, MessageNotFound, QuotaExceeded, StoreUnavailable
 from dispatcher.message import new_id
 from dispatcher.reservation import Submit, Terms
 from dispatcher.times.send_time import to_ms
+from tests.support.all_windows import let_graces_pass
 from tests.support.doubles import Between, once, raising
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
@@ -27,15 +27,6 @@ SECOND = timedelta(seconds=1)
 
 class Died(BaseException):
     """Ends a submit like the death of its process."""
-
-
-def age_pending(house: House, scope: str = "ada") -> None:
-    """Let everything that is pending in a scope's shard have waited beyond the grace."""
-    key = house.keys(scope).pending
-    grace_ms = house.settings.reconcile_grace // timedelta(milliseconds=1)
-    found = cast("list[tuple[bytes, float]]", house.redis.zrange(key, 0, -1, withscores=True))
-    assert found
-    house.redis.zadd(key, {member: score - grace_ms - 1 for member, score in found})
 
 
 def book(house: House, submit: Submit | None = None, message_id: UUID | None = None) -> UUID:
@@ -68,13 +59,13 @@ def orphaned(build: Build) -> tuple[House, House, UUID]:
     """Return two houses, and the id of a keyed submit that died beyond the grace."""
     house, second = build(), build()
     first = die_after_reserving(house)
-    age_pending(house)
+    let_graces_pass(house)
     return house, second, first
 
 
 def sweep_late(house: House) -> int:
     """Let the sweep find everything pending beyond the grace; return how many it released."""
-    age_pending(house)
+    let_graces_pass(house)
     return house.parts.reconciler.reconcile().released
 
 
@@ -92,7 +83,7 @@ def test_a_row_stored_after_the_sweep_looked_has_its_place(build: Build) -> None
     message = keyed(second)
     assert message.id == first
     assert house.reservations() == house.all_members() == {"ada": {first: to_ms(SOON)}}
-    age_pending(house)
+    let_graces_pass(house)
     assert house.parts.reconciler.reconcile().confirmed == 1
     assert house.reservations() == house.all_members()
     with pytest.raises(QuotaExceeded):
@@ -151,31 +142,6 @@ def test_a_submit_whose_reservation_is_given_up_twice_ends_and_leaves_nothing(
     assert sweeps == [1, 1]
     assert house.all_members() == {}
     assert house.rows() == []
-
-
-@pytest.mark.every_database
-def test_a_batch_that_stood_still_until_its_places_were_given_up_books_others(
-    build: Build,
-) -> None:
-    house, second = build(), build()
-    given_up: list[UUID] = []
-
-    def sweep() -> None:
-        given_up.extend(house.members())
-        sweep_late(house)
-
-    own = vars(second.parts.own_transaction)
-    own["messages"] = Between(own["messages"], before={"add_together": once(sweep)})
-    minutes = [timedelta(minutes=n) for n in range(3)]
-    drafts = [
-        Draft(channel="memory", recipient="ada", body={}, send_at=SOON + each) for each in minutes
-    ]
-    results = second.dispatcher.submit_many(drafts)
-    ids = [each.id for each in results if isinstance(each, Message)]
-    assert len(ids) == len(given_up) == 3
-    assert not {*ids} & {*given_up}
-    assert house.reservations() == house.all_members()
-    assert house.members() == dict(zip(ids, (to_ms(SOON + each) for each in minutes), strict=True))
 
 
 def test_an_id_given_up_is_no_message_and_is_pruned(build: Build) -> None:

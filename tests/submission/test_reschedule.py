@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from threading import Event
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -19,7 +19,6 @@ from dispatcher import (
     QuietHours,
     QuotaExceeded,
     Status,
-    StoreUnavailable,
 )
 from dispatcher.cli.output import outcome_text
 from dispatcher.faults import InjectedFault, arm
@@ -28,7 +27,7 @@ from dispatcher.store.messages import NewSlot
 from dispatcher.store.schema import Movable
 from dispatcher.times.send_time import to_ms
 from dispatcher.times.zones import known_zone
-from tests.support.all_windows import promised, windows_of
+from tests.support.all_windows import let_graces_pass, promised, windows_of
 from tests.support.doubles import Between, at_once, once, raising
 from tests.support.house import FAR, House, hour_ago
 from tests.support.house_fixtures import Build
@@ -103,13 +102,6 @@ def test_update_changes_the_body_alone(house: House, message: Message) -> None:
         house.dispatcher.update(message.id, body={"n": float("inf")})
 
 
-def test_a_task_for_the_old_time_sends_nothing(slow: House) -> None:
-    message = slow.submit()
-    slow.dispatcher.reschedule(message.id, send_in=3 * HOUR)
-    assert slow.deliver(message) == 0
-    assert slow.sent == []
-
-
 @pytest.mark.every_database
 def test_moves_of_one_message_at_once_leave_it_one_place(build: Build) -> None:
     house = build()
@@ -161,18 +153,6 @@ def test_a_move_waits_for_another_one_of_the_message_that_holds_the_time(
         house.dispatcher.reschedule(message.id, send_at=LATER + 2 * HOUR)
     assert refused.value.conflicting == (message.id,)
     assert house.again(message) == moved
-
-
-def test_a_store_that_breaks_leaves_the_old_time_or_the_new_one(
-    house: House, message: Message
-) -> None:
-    for when in ("before", "after"):
-        between(house, "messages", **{when: {"move": raising(StoreUnavailable("broke"))}})
-        with pytest.raises(StoreUnavailable):
-            house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
-        assert house.again(message).send_at == (LATER if when == "before" else LATER + HOUR)
-        past_the_grace(house)
-        assert settled(house)
 
 
 def stand_still(house: House, happens: Callable[[], object]) -> None:
@@ -295,10 +275,7 @@ def test_an_update_that_met_a_try_in_between_is_made_again(slow: House) -> None:
 
 def past_the_grace(house: House) -> None:
     """Reconcile as if the grace were over."""
-    for shard in range(house.settings.shards):
-        pending = house.parts.fence.keys[shard].pending
-        for member in cast("list[bytes]", house.redis.zrange(pending, 0, -1)):
-            house.redis.zincrby(pending, -120_000, member)
+    let_graces_pass(house)
     house.open()
 
 

@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event
 
 from dispatcher import (
     DispatcherError,
@@ -19,6 +18,7 @@ from dispatcher import (
     Suppressed,
     UnknownChannel,
 )
+from tests.store.plans import asked_of
 from tests.support.house import FAR, House, draft
 from tests.support.house_fixtures import Build
 
@@ -218,14 +218,9 @@ def test_all_are_listed_in_order_page_by_page(
 
 def test_the_usual_submit_asks_the_store_no_further_question(house: House) -> None:
     house.submit("ada", send_at=LATER)
-    asked: list[str] = []
-
-    def note(connection: Connection, cursor: object, statement: str, *_: object) -> None:
-        asked.append(statement)
-
-    event.listen(house.parts.database.engine, "before_cursor_execute", note)
-    house.submit("ben", send_at=LATER)
+    with asked_of(house.parts.database.engine) as asked:
+        house.submit("ben", send_at=LATER)
     inserts = (
         [] if house.url.startswith("postgresql") else ["INSERT INTO dispatcher_messages"]
     )  # past it
-    assert [" ".join(each.split()[:3]) for each in asked] == inserts
+    assert [" ".join(each.split()[:3]) for each, _ in asked] == inserts
