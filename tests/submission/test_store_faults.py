@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
@@ -16,7 +15,7 @@ from dispatcher import Draft, OutcomeUnknown, QuotaExceeded, StoreUnavailable
 from dispatcher.celery import tasks
 from tests.support.far import FarDatabase
 from tests.support.house import FAR, House, house_on
-from tests.support.house_fixtures import Build, on_mariadb, on_postgresql, on_sqlite
+from tests.support.house_fixtures import Build, on_sqlite
 from tests.support.servers import PostgresServer, RedisServer
 from tests.support.soak import a_third_of
 from tests.support.waiting import wait_until
@@ -144,28 +143,24 @@ def test_the_database_refuses_the_row(house: House, code: str) -> None:
     assert house.reservations() == house.all_members()
 
 
-@on_mariadb
-def test_mariadb_is_read_only(build: Build, database_url: str) -> None:
-    refuses_everything(
-        build(database_url=f"{database_url}?init_command=SET SESSION TRANSACTION READ ONLY"),
-        says="the database answered 1792",
-    )
-
-
-@on_sqlite
-def test_sqlite_is_read_only(build: Build, sqlite_template: Path, tmp_path: Path) -> None:
-    path = tmp_path / "read-only.db"
-    shutil.copy(sqlite_template, path)
-    house = build(url=f"sqlite:///file:{path}?mode=ro&uri=true")
-    refuses_everything(house, says="the database answered SQLITE_READONLY: it takes no writes")
-
-
-@on_postgresql
-def test_postgresql_is_read_only(
-    build: Build, postgres: PostgresServer, postgres_name: str
-) -> None:
-    postgres.execute(f'ALTER DATABASE "{postgres_name}" SET default_transaction_read_only = on')
-    refuses_everything(build(), says="the database answered 25006: it takes no writes")
+@pytest.mark.parametrize(
+    ("database_url", "asked", "says"),
+    [
+        ("sqlite", "?mode=ro&uri=true", "SQLITE_READONLY: it takes no writes"),
+        (
+            "postgresql",
+            "&options=-cdefault_transaction_read_only%3Don",
+            "25006: it takes no writes",
+        ),
+        ("mariadb", "?init_command=SET SESSION TRANSACTION READ ONLY", "1792"),
+    ],
+    indirect=["database_url"],
+)
+def test_the_database_is_read_only(build: Build, database_url: str, asked: str, says: str) -> None:
+    build()  # opens the windows
+    url = database_url.replace("sqlite:///", "sqlite:///file:") + asked
+    house = build(database_url=url, opened=False)
+    refuses_everything(house, says=f"the database answered {says}")
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
