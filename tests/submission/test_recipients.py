@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from dispatcher import InvalidDraft, QuotaExceeded, Status, Suppressed
-from tests.support.house import BODY, FAR, House
+from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
 
 HOUR = timedelta(hours=1)
@@ -66,10 +66,8 @@ def test_many_at_once_and_moves_are_spelt_as_well(house: House) -> None:
     house.submit("+49 151 2345678", channel="sms", send_in=HOUR)
     with pytest.raises(QuotaExceeded):
         house.submit("+49-151-2345678", channel="sms", send_in=HOUR)
-    with pytest.raises(InvalidDraft, match="country code"):
-        house.submit("ada", channel="sms", body=BODY, send_in=HOUR)
     with pytest.raises(InvalidDraft, match="no \\+ before a country code"):
-        house.submit("491512345678", channel="sms", body=BODY, send_in=HOUR)
+        house.submit("491512345678", channel="sms", send_in=HOUR)
     [message] = [*house.dispatcher.select(recipient="+49 (151) 2345678")]
     moved = house.dispatcher.reschedule(message.id, send_in=3 * HOUR)
     assert moved.recipient == "+491512345678"

@@ -146,7 +146,7 @@ def _bad_drafts() -> Iterator[tuple[str, Bad]]:
     for name, channel in _CHANNELS.items():
         yield f"channel {name}", Bad("channel", UnknownChannel, asked={"channel": channel})
     for name, value in _TEXTS.items():
-        for field in ("recipient", "scope", "idempotency_key"):
+        for field in ("recipient", "scope", "campaign", "idempotency_key"):
             yield f"{field} {name}", Bad(field, InvalidDraft, asked={field: value})
     yield "recipient none", Bad("recipient", InvalidDraft, asked={"recipient": None})
     for name, (body, where) in _BODIES.items():
