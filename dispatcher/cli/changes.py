@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 import typer
@@ -83,9 +82,7 @@ class _NewTime:
 )
 def cancel(meant: _ChangeFilters) -> None:
     """Cancel scheduled messages, by id or by filter; their quotas are free again at once."""
-    with Dispatcher() as dispatcher:
-        one, many = dispatcher.cancel, dispatcher.cancel_many
-        _Change(dispatcher, "cancel", Status.SCHEDULED, one, many).do(meant)
+    _Change("cancel", Status.SCHEDULED).do(meant)
 
 
 @command(
@@ -101,22 +98,14 @@ def reschedule(*, new_time: _NewTime, meant: _ZonedChangeFilters) -> None:
     if [new_time.send_at, new_time.send_in, new_time.later].count(None) != 2:  # noqa: PLR2004 - one of three
         accepted = "one of --send-at, --send-in and --later"
         raise InvalidDraft("send_at", "not exactly one time was given", accepted)
-    wish, set_zone = parameters_of(new_time), new_time.set_zone
-    with Dispatcher() as dispatcher:
-
-        def move(message_id: UUID | str) -> Message:
-            with output.refused_in(set_zone if new_time.zone is None else new_time.zone):
-                return dispatcher.reschedule(message_id, **wish)
-
-        _Change(
-            dispatcher,
-            "reschedule",
-            Status.SCHEDULED,
-            move,
-            many=partial(dispatcher.reschedule_many, **wish),
-            still_matches=True,
-            also=f" and set the zone to {set_zone}" if set_zone else "",
-        ).do(meant)
+    set_zone = new_time.set_zone
+    _Change(
+        "reschedule",
+        Status.SCHEDULED,
+        parameters_of(new_time),
+        zone=set_zone if new_time.zone is None else new_time.zone,
+        also=f" and set the zone to {set_zone}" if set_zone else "",
+    ).do(meant)
 
 
 @command(
@@ -136,10 +125,7 @@ def retry(
 
     They still have their reservations, so no quota refuses them; the limits apply.
     """
-    with Dispatcher() as dispatcher:
-        one = partial(dispatcher.retry, perhaps_sent=perhaps_sent)
-        many = partial(dispatcher.retry_many, perhaps_sent=perhaps_sent)
-        _Change(dispatcher, "retry", Status.FAILED, one, many).do(meant)
+    _Change("retry", Status.FAILED, {"perhaps_sent": perhaps_sent}).do(meant)
 
 
 @command("dispatcher release 0199…", "dispatcher release --channel sms")
@@ -148,8 +134,7 @@ def release(meant: _ChangeFilters) -> None:
 
     They are due at once; a message past its expiry ends as expired.
     """
-    with Dispatcher() as dispatcher:
-        _Change(dispatcher, "release", Status.HELD, dispatcher.release).do(meant)
+    _Change("release", Status.HELD).do(meant)
 
 
 @command("dispatcher drop 0199…", "dispatcher drop --recipient ada")
@@ -162,57 +147,59 @@ def drop(
 
     Use it where the provider has them, or they are of no use any more.
     """
-    with Dispatcher() as dispatcher:
-        one = partial(dispatcher.drop, reason=reason)
-        _Change(dispatcher, "drop", Status.HELD, one).do(meant)
+    _Change("drop", Status.HELD, {"reason": reason}).do(meant)
 
 
 @dataclass
 class _Change:
     """One change to the messages with some ids, or to all that match, in batches.
 
-    A message must have ``status``. ``many`` changes a batch, where that is faster. With
-    ``still_matches`` the filters match a changed message again. ``also`` is a further effect,
-    shown in the question that confirms the change.
+    A message must have ``status``. ``wish`` is what the calls of the dispatcher get besides ids.
+    Refused slots are also written by the clocks of ``zone``. ``also`` is a further effect, shown in
+    the question that confirms the change.
     """
 
-    dispatcher: Dispatcher
     verb: str
     status: Status
-    one: Callable[[UUID | str], Message]
-    many: Callable[[Sequence[UUID]], Sequence[_Answer]] | None = None
-    still_matches: bool = False
+    wish: dict[str, Any] = field(default_factory=dict)
+    zone: str | None = None
     also: str = ""
+    dispatcher: Dispatcher = field(init=False)
     answered: UUID | None = field(default=None, init=False)
     doubtful: Sequence[UUID] = field(default=(), init=False)
     done: int = field(default=0, init=False)
     reasons: Counter[str] = field(default_factory=Counter, init=False)
     refusals: list[tuple[UUID, DispatcherError]] = field(default_factory=list, init=False)
 
+    @property
+    def moves(self) -> bool:
+        """Whether the filters may match a changed message again."""
+        return self.verb == "reschedule"
+
     def do(self, meant: _ChangeFilters) -> None:
-        wanted = meant.wanted
-        selection = Selection.of(wanted)
-        is_filtered = meant.every or selection != Selection()
-        if meant.message_ids:
-            if is_filtered:
-                raise InvalidValue("ID", "given together with a filter", "one of them")
-            self._by_ids(meant.message_ids)
-            return
-        if selection.status not in (None, self.status):
-            problem = f"this command does not apply to {selection.status} messages"
-            raise InvalidValue("--status", problem, f"{self.status}, or no --status")
-        if not is_filtered:
-            accepted = "ids, a filter such as --channel, or --all"
-            raise InvalidValue("ID", "no message is named", accepted)
-        wanted["status"] = self.status
-        self._by_filter(wanted, meant)
+        with Dispatcher() as self.dispatcher:
+            wanted = meant.wanted
+            selection = Selection.of(wanted)
+            is_filtered = meant.every or selection != Selection()
+            if meant.message_ids:
+                if is_filtered:
+                    raise InvalidValue("ID", "given together with a filter", "one of them")
+                self._by_ids(meant.message_ids)
+                return
+            if selection.status not in (None, self.status):
+                problem = f"this command does not apply to {selection.status} messages"
+                raise InvalidValue("--status", problem, f"{self.status}, or no --status")
+            if not is_filtered:
+                accepted = "ids, a filter such as --channel, or --all"
+                raise InvalidValue("ID", "no message is named", accepted)
+            wanted["status"] = self.status
+            self._by_filter(wanted, meant)
 
     def _by_ids(self, message_ids: Sequence[str]) -> None:
         """Change each message, though others are refused; end with the first refusal's code."""
-        with_time = self.verb == "reschedule"
         if len(message_ids) == 1:
-            message = self.one(message_ids[0])
-            text = output.outcome_text(message, with_time=with_time)
+            message = self._one(message_ids[0])
+            text = output.outcome_text(message, with_time=self.moves)
             output.tell(output.message_data(message), text)
             return
         done: list[Message] = []
@@ -226,7 +213,7 @@ class _Change:
                     say_error(answer)
                     codes.append(exit_code(answer))
         finally:
-            lines = [output.outcome_text(message, with_time=with_time) for message in done]
+            lines = [output.outcome_text(message, with_time=self.moves) for message in done]
             data = [output.message_data(message) for message in done]
             output.tell(data, Text("\n").join(lines))
         raise typer.Exit(codes[0] if codes else 0)
@@ -262,9 +249,10 @@ class _Change:
         """Change what matches, no more than was confirmed; yield how many were answered."""
         matching = self.dispatcher.select(oldest_first=True, **wanted)
         ids = (message.id for message in islice(matching, matched))
+        many = getattr(self.dispatcher, f"{self.verb}_many", None)
         while batch := list(islice(ids, _BATCH)):
             self.doubtful = batch
-            answers = self.many(batch) if self.many else map(self._answer, batch)
+            answers = many(batch, **self.wish) if many else map(self._answer, batch)
             for message_id, answer in zip(batch, answers, strict=True):
                 if isinstance(answer, Unavailable):
                     raise answer
@@ -272,9 +260,14 @@ class _Change:
                 yield self.done + self.reasons.total()
             self.answered, self.doubtful = batch[-1], ()
 
+    def _one(self, message_id: UUID | str) -> Message:
+        with output.refused_in(self.zone):
+            message: Message = getattr(self.dispatcher, self.verb)(message_id, **self.wish)
+            return message
+
     def _answer(self, message_id: UUID | str) -> _Answer:
         try:
-            return self.one(message_id)
+            return self._one(message_id)
         except Unavailable:
             raise
         except DispatcherError as error:
@@ -290,7 +283,7 @@ class _Change:
             self.refusals.append((message_id, answer))
 
     def _how_to_go_on(self) -> str:
-        if not self.still_matches:
+        if not self.moves:
             return f"Run it again: what was changed does not match {self.status} any more."
         rest = f"go on with --made-after {self.answered}" if self.answered else "run it again"
         if not self.doubtful:
