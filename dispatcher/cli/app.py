@@ -1,18 +1,21 @@
-"""The application: its commands, exit codes, errors and warnings."""
+"""The application: its commands, exit codes, errors, warnings, progress and signals."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import re
-from collections.abc import Callable, Mapping
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields, is_dataclass
 from functools import cache, wraps
 from importlib import import_module
 from importlib.metadata import version as installed_version
 from importlib.resources import files
 from inspect import Parameter
-from typing import Annotated, Any, TypeVar, get_type_hints
+from threading import Event
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 from rich.text import Text
@@ -33,6 +36,9 @@ from dispatcher.errors import (
     Unavailable,
 )
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
 Function = TypeVar("Function", bound=Callable[..., None])
 
 _EXIT_CODES: tuple[tuple[type[DispatcherError], int], ...] = (
@@ -44,6 +50,9 @@ _EXIT_CODES: tuple[tuple[type[DispatcherError], int], ...] = (
     (Unavailable, 6),
 )
 
+INTERRUPTED = 130
+"""The exit code after an interruption."""
+
 COMMANDS = {
     name: (panel, module)
     for panel, module, names in (
@@ -52,13 +61,14 @@ COMMANDS = {
         ("Run", "app", ("version",)),
         ("Submit", "messages", ("submit", "next-slot")),
         ("Look", "messages", ("show",)),
-        ("Look", "listing", ("list", "held", "export")),
+        ("Look", "lists", ("list", "held")),
+        ("Look", "files", ("export",)),
         ("Change", "messages", ("update",)),
         ("Change", "changes", ("cancel", "reschedule", "retry", "release", "drop")),
         ("Change", "lists", ("suppress", "unsuppress", "erase", "pause", "resume")),
         ("Look", "lists", ("suppressed",)),
         ("Look", "status", ("status", "top", "load", "refusals")),
-        ("Submit", "imports", ("import",)),
+        ("Submit", "files", ("import",)),
         ("Look", "timeline", ("timeline",)),
         ("Run", "doctor", ("windows",)),
         ("Look", "doctor", ("doctor",)),
@@ -313,3 +323,48 @@ def say_error(said: str | DispatcherError) -> None:
 
 def _say(label: str, text: str) -> None:
     Terminal(stderr=True, highlight=False, soft_wrap=True).print(label, Text(text))
+
+
+def bar() -> Progress:
+    """Return a progress bar on standard error; without a terminal it shows nothing."""
+    from rich import progress  # noqa: PLC0415 - few commands need it
+
+    console = Terminal(stderr=True)
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    return progress.Progress(*columns, console=console, disable=not console.is_terminal)
+
+
+def say_stopped(error: DispatcherError | KeyboardInterrupt, how_to_go_on: str) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        say_error(f"interrupted. {how_to_go_on}")
+        return INTERRUPTED
+    say_error(f"{error}. {how_to_go_on}")
+    return exit_code(error)
+
+
+def terminated_like_interrupted() -> AbstractContextManager[None]:
+    """Make SIGTERM raise KeyboardInterrupt, as Ctrl-C does."""
+    return _handled(signal.default_int_handler, signal.SIGTERM)
+
+
+@contextmanager
+def until_stopped() -> Iterator[Event]:
+    """Yield an event that signals set instead of ending this process, so that it can clean up."""
+    stopped = Event()
+    with _handled(lambda *_: stopped.set(), signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        yield stopped
+
+
+@contextmanager
+def _handled(handler: Callable[..., object], *signals: signal.Signals) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in signals}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

@@ -13,10 +13,17 @@ import typer
 from rich.text import Text
 
 from dispatcher.cli import output
-from dispatcher.cli.app import command, confirm, exit_code, say_error
+from dispatcher.cli.app import (
+    bar,
+    command,
+    confirm,
+    exit_code,
+    say_error,
+    say_stopped,
+    terminated_like_interrupted,
+)
 from dispatcher.cli.filters import FilterOptions, option, parameters_of
 from dispatcher.cli.messages import ExpireAfter, Fold, Latest, SendAt, SendIn, Shift
-from dispatcher.cli.progress import bar, say_stopped, terminated_like_interrupted
 from dispatcher.client import Dispatcher
 from dispatcher.errors import (
     DispatcherError,

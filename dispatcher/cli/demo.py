@@ -15,8 +15,7 @@ import typer
 from rich.markup import escape
 
 from dispatcher.cli import output
-from dispatcher.cli.app import command, say_error
-from dispatcher.cli.progress import until_stopped
+from dispatcher.cli.app import command, say_error, until_stopped
 from dispatcher.cli.serve import page_beside
 from dispatcher.client import Dispatcher
 from dispatcher.errors import QuotaExceeded, install_line

@@ -15,8 +15,7 @@ from dispatcher.app import App
 from dispatcher.celery.configuration import settings_of
 from dispatcher.celery.survey import load_app
 from dispatcher.cli import output
-from dispatcher.cli.app import command, command_group, confirm, say_error
-from dispatcher.cli.progress import bar
+from dispatcher.cli.app import bar, command, command_group, confirm, say_error
 from dispatcher.client import Dispatcher
 from dispatcher.message import visible_text
 from dispatcher.operations.checks import Examination, Level

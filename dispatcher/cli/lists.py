@@ -1,4 +1,4 @@
-"""Commands for the lists: suppress, unsuppress, suppressed, erase; pause, resume."""
+"""Commands that list messages, and for the lists of suppressions and of pauses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from dispatcher.cli import output
 from dispatcher.cli.app import JSON_LINES, command, confirm
-from dispatcher.cli.filters import complete_channel
+from dispatcher.cli.filters import FilterOptions, complete_channel
 from dispatcher.client import Dispatcher
 from dispatcher.store.lists import Pause
 
@@ -24,6 +24,66 @@ OneChannel = Annotated[
     str | None,
     typer.Option("--channel", help="Only on this channel.", autocompletion=complete_channel),
 ]
+
+
+@command(
+    "dispatcher list --status failed --channel email",
+    "dispatcher list --overdue",
+    "dispatcher list --from 2026-12-24T00:00 --to 2026-12-25T00:00 --zone Europe/Berlin",
+    "dispatcher list --recipient ada --json | jq -r .id",
+    json=JSON_LINES,
+)
+def list_(
+    *,
+    filters: FilterOptions,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="How many, newest first.")] = 50,
+    after: Annotated[str | None, typer.Option(metavar="ID", help="Begin after this one.")] = None,
+) -> None:
+    """List messages, newest first.
+
+    Times are in --zone; without it, in the zone of the settings.
+    """
+    with Dispatcher() as dispatcher:
+        page = dispatcher.list(limit=limit, after=after, **filters.wanted)
+        zone = filters.zone or dispatcher.settings.zone
+    headings = ("id", "status", "channel", "recipient", f"send at ({zone})")
+    rows = (
+        (
+            message.id,
+            message.status,
+            message.channel,
+            message.recipient,
+            output.second_text(message.send_at, zone),
+        )
+        for message in page.messages
+    )
+    data = map(output.message_data, page.messages)
+    output.tell_rows(data, headings, rows, otherwise="no messages")
+    if page.after is not None and not output.as_json:
+        output.out.print(f"there are more: --after {page.after}")
+
+
+@command("dispatcher held", "dispatcher held --json", json=JSON_LINES)
+def held(
+    limit: Annotated[int, typer.Option("--limit", "-n", help="How many, oldest first.")] = 50,
+) -> None:
+    """List held messages, oldest first: the outcome of their last attempt is unknown."""
+    with Dispatcher() as dispatcher:
+        found = dispatcher.held(limit=limit)
+        zone = dispatcher.settings.zone
+    headings = ("id", "channel", "recipient", "tries", f"held since ({zone})")
+    rows = (
+        (
+            message.id,
+            message.channel,
+            message.recipient,
+            f"{message.attempt_count} of {message.max_attempts}",
+            output.second_text(message.next_attempt_at, zone),
+        )
+        for message in found
+    )
+    data = map(output.message_data, found)
+    output.tell_rows(data, headings, rows, otherwise="no messages are held")
 
 
 @command("dispatcher suppress ada@example.org", "dispatcher suppress +4915112345678 --channel sms")

@@ -24,9 +24,8 @@ from typer.core import TyperCommand
 from dispatcher.app import App, prometheus
 from dispatcher.celery.survey import check_url
 from dispatcher.cli import output
-from dispatcher.cli.app import command, say_error, say_warning
+from dispatcher.cli.app import command, say_error, say_warning, until_stopped
 from dispatcher.cli.doctor import check_before_start
-from dispatcher.cli.progress import until_stopped
 from dispatcher.errors import InvalidSettings, InvalidValue
 from dispatcher.settings import (
     PARENT_VARIABLE,

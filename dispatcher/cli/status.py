@@ -13,8 +13,7 @@ from rich.text import Text
 
 from dispatcher.celery.configuration import DUTIES
 from dispatcher.cli import output
-from dispatcher.cli.app import command
-from dispatcher.cli.progress import until_stopped
+from dispatcher.cli.app import command, until_stopped
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidValue, Unavailable
 from dispatcher.limiters.permits import ChannelFill

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from dispatcher import Message, Progress, StoreUnavailable, client
-from dispatcher.cli import imports
+from dispatcher.cli import files
 from dispatcher.submission.rows import COLUMNS, Source
 from dispatcher.times.send_time import as_text
 from tests.cli.conftest import Ran, Run
@@ -406,9 +406,9 @@ def test_it_says_how_to_go_on_and_a_second_run_ends_as_if_run_once(
     rows = people(250)
     for number, each in enumerate(rows):
         each["idempotency_key"] = f"key {number}" if number != 7 else ""
-    show = imports.ImportJob._show
+    show = files.ImportJob._show
 
-    def stop(self: imports.ImportJob, counted: Progress) -> None:
+    def stop(self: files.ImportJob, counted: Progress) -> None:
         if counted.done > 100:
             if why == "terminated":
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -416,7 +416,7 @@ def test_it_says_how_to_go_on_and_a_second_run_ends_as_if_run_once(
         show(self, counted)
 
     with monkeypatch.context() as patched:
-        patched.setattr(imports.ImportJob, "_show", stop)
+        patched.setattr(files.ImportJob, "_show", stop)
         ran = run_import(run, as_csv(rows), "--json")
     assert ran.code == (6 if why == "unavailable" else 130)
     assert "The rows up to line 101 were answered" in ran.err
@@ -434,14 +434,14 @@ def test_an_interrupted_import_can_be_repeated_with_the_same_command(
 ) -> None:
     """The rows that it had refused were in the file that the next run was to make."""
     text = as_csv([row(idempotency_key="a"), row(fold="x"), row(recipient="ben")])
-    show = imports.ImportJob._show
+    show = files.ImportJob._show
 
-    def stop(self: imports.ImportJob, counted: Progress) -> None:
+    def stop(self: files.ImportJob, counted: Progress) -> None:
         show(self, counted)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(imports.ImportJob, "_show", stop)
+        patched.setattr(files.ImportJob, "_show", stop)
         ran = run_import(run, text, "--json")
     assert (ran.code, ran.data["rejected_file"]) == (130, "rows.rejected.jsonl.part")
     assert len(refused_rows("rows.rejected.jsonl.part")) == 1
