@@ -5,16 +5,20 @@ All are the real ones but the clock, the broker and the transports. One thread d
 
 from __future__ import annotations
 
+import heapq
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any
+from itertools import count
+from typing import Any, NamedTuple
+from uuid import UUID
 
 from redis import Redis
 from sqlalchemy import Select, event, func, select
 
 from dispatcher.app import App, built_once, wired
+from dispatcher.celery.queue import Queue, TaskGroup, Ticket
 from dispatcher.delivery import Delivery
 from dispatcher.errors import DispatcherError
 from dispatcher.message import Status
@@ -23,7 +27,7 @@ from dispatcher.store.database import Database
 from dispatcher.store.engines.base import StoreEngine
 from dispatcher.telemetry.journal import Event, Journal, Transition
 from dispatcher.testing.clock import RedisTime, TravelClock
-from dispatcher.testing.queue import InProcessQueue
+from dispatcher.times.clock import Clock
 from dispatcher.transports import Transport
 
 _SETTLED = frozenset({Transition.SCHEDULED, Transition.ENQUEUED, Transition.SENT})
@@ -38,6 +42,49 @@ class _RefusalJournal(Journal):
     def refused(self, error: DispatcherError) -> None:
         self._refusals.append(error)
         super().refused(error)
+
+
+class _Place(NamedTuple):
+    """When a message is delivered, and with which others: those of one task are alike but last."""
+
+    begins_at: datetime
+    is_first: bool
+    channel: str
+    alone: bool
+    number: int
+
+
+class InProcessQueue(Queue):
+    """Stands in for the queue of a broker. Messages of a channel share an instant."""
+
+    def __init__(self, *, group_size: int, clock: Clock, journal: Journal) -> None:
+        self._size = group_size
+        self._clock = clock
+        self._journal = journal
+        self._waiting: list[tuple[_Place, UUID]] = []
+        self._numbers = count()
+
+    def close(self) -> None:
+        """Do nothing: it has no connections."""
+
+    def enqueue(self, tickets: Sequence[Ticket]) -> None:
+        now = self._clock.now()
+        for message_id, channel, due_at, alone, is_first in tickets:
+            place = _Place(max(due_at, now), is_first, channel, alone, next(self._numbers))
+            heapq.heappush(self._waiting, (place, message_id))
+            self._journal.tell_of(Transition.ENQUEUED, message_id, channel, due_at=due_at)
+
+    def next_at(self) -> datetime | None:
+        return self._waiting[0][0].begins_at if self._waiting else None
+
+    def take(self) -> TaskGroup:
+        first, message_id = heapq.heappop(self._waiting)
+        ids = [message_id]
+        while self._waiting and len(ids) < self._size and not first.alone:
+            if self._waiting[0][0][:-1] != first[:-1]:
+                break
+            ids.append(heapq.heappop(self._waiting)[1])
+        return TaskGroup(first.channel, tuple(ids), first.begins_at, first.is_first)
 
 
 class TestApp(App):
