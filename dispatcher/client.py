@@ -464,7 +464,7 @@ class Dispatcher:
         Once this returns, the message is never sent. Another call changes nothing. Raises TooLate
         where it is being sent, is held or has ended.
         """
-        return self._app.cancellation.cancel(id_of(message_id), if_unchanged=if_unchanged)
+        return _only(self._app.cancellation.cancel_many, message_id, if_unchanged)
 
     def cancel_many(self, message_ids: Sequence[UUID | str]) -> list[Message | DispatcherError]:
         """Cancel those of these messages that are scheduled; their quotas are free again at once.
@@ -524,7 +524,7 @@ class Dispatcher:
             expires_at=expires_at,
             expire_after=expire_after,
         )
-        return self._app.changes.reschedule(id_of(message_id), new_time, if_unchanged=if_unchanged)
+        return _only(self._app.changes.reschedule_many, message_id, if_unchanged, new_time)
 
     def reschedule_many(
         self,
@@ -603,9 +603,8 @@ class Dispatcher:
             TooLate: It has not failed, or is past its expiry.
 
         """
-        return self._app.decisions.retry(
-            id_of(message_id), perhaps_sent=perhaps_sent, if_unchanged=if_unchanged
-        )
+        retry = partial(self._app.decisions.retry_many, perhaps_sent=perhaps_sent)
+        return _only(retry, message_id, if_unchanged)
 
     def retry_many(
         self, message_ids: Sequence[UUID | str], *, perhaps_sent: bool = False
@@ -1023,6 +1022,21 @@ def selection_of(wanted: Wanted, settings: Settings) -> Selection:
     channel = selection.channels[0] if len(selection.channels) == 1 else None
     spelt = settings.spellings.one(selection.recipient, channel)
     return replace(selection, recipient=spelt)
+
+
+def _only(
+    change: Callable[..., list[Message | DispatcherError]],
+    message_id: UUID | str,
+    if_unchanged: Message | None,
+    *further: object,
+) -> Message:
+    """Make a change of many messages to one, and raise why it was not changed."""
+    id_ = id_of(message_id)
+    before = {} if if_unchanged is None else {id_: if_unchanged}
+    [answer] = change([id_], *further, if_unchanged=before)
+    if isinstance(answer, DispatcherError):
+        raise answer
+    return answer
 
 
 def _threads(most: int) -> ThreadPoolExecutor:

@@ -131,14 +131,6 @@ class Changes:
                 raise TooLate(message_id, message.status)
         raise StoreUnavailable("other calls kept changing the message", remedy="try again")
 
-    def reschedule(
-        self, message_id: UUID, new_time: NewTime, *, if_unchanged: Message | None = None
-    ) -> Message:
-        """Do :meth:`reschedule_many` for one, and raise what that would return."""
-        before = {} if if_unchanged is None else {message_id: if_unchanged}
-        [answer] = self.reschedule_many([message_id], new_time, if_unchanged=before)
-        return changed(answer)
-
     def reschedule_many(
         self,
         message_ids: Sequence[UUID],
@@ -263,13 +255,6 @@ class Changes:
         return Move(row, valid, is_guarded=before is not None)
 
 
-def changed(answer: ChangeResult) -> Message:
-    """Return the message of a change that was made, or raise why it was not."""
-    if isinstance(answer, DispatcherError):
-        raise answer
-    return answer
-
-
 def _draft(message: Message, new_time: NewTime) -> Draft:
     """Return the draft of the changed message; local times are read by the zone of the call."""
     if new_time.zone is not None:
@@ -319,12 +304,6 @@ class Cancellation:
     messages: Messages
     reserver: Reserver
     journal: Journal
-
-    def cancel(self, message_id: UUID, *, if_unchanged: Message | None = None) -> Message:
-        """Do :meth:`cancel_many` for one, and raise what that would return."""
-        before = {} if if_unchanged is None else {message_id: if_unchanged}
-        [answer] = self.cancel_many([message_id], if_unchanged=before)
-        return changed(answer)
 
     def cancel_many(
         self,

@@ -20,7 +20,7 @@ from dispatcher.message import Message, Status, check_text, is_unchanged
 from dispatcher.settings import Settings
 from dispatcher.store.lists import Suppressions
 from dispatcher.store.messages import Messages, StoppedMessage, StoppedMessages
-from dispatcher.submission.changes import ChangeResult, changed
+from dispatcher.submission.changes import ChangeResult
 from dispatcher.telemetry.journal import Journal, Transition
 
 _AT_ONCE = 500
@@ -40,18 +40,6 @@ class Decisions:
     stopped_messages: StoppedMessages
     suppressions: Suppressions
     journal: Journal
-
-    def retry(
-        self,
-        message_id: UUID,
-        *,
-        perhaps_sent: bool = False,
-        if_unchanged: Message | None = None,
-    ) -> Message:
-        """Do :meth:`retry_many` for one, and raise what that would return."""
-        before = {} if if_unchanged is None else {message_id: if_unchanged}
-        [answer] = self.retry_many([message_id], perhaps_sent=perhaps_sent, if_unchanged=before)
-        return changed(answer)
 
     def retry_many(
         self,

@@ -271,7 +271,9 @@ class Caller:
         self._world.facts.perhaps_cancelled.add(id_)
         for _ in range(3):
             try:
-                self._cases.cancellation.cancel(id_)
+                [answer] = self._cases.cancellation.cancel_many([id_])
+                if isinstance(answer, DispatcherError):
+                    raise answer
             except (TooLate, MessageNotFound) as error:
                 self._told_too_late(id_, error)
                 self._tell("is told", type(error).__name__)
