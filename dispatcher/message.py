@@ -303,7 +303,7 @@ def check_text(name: str, value: object, *, longest: int = MAX_RECIPIENT) -> str
     accepted = f"1 to {longest} printable characters without white space at the ends"
     if not isinstance(value, str):
         raise InvalidDraft(name, kind_of(value), accepted)
-    value = plain(value)
+    value = value if type(value) is str else plain(value)
     if not 1 <= len(value) <= longest:
         raise InvalidDraft(name, f"{len(value)} characters", accepted)
     if value.isascii() and value.isprintable() and " " not in (value[0], value[-1]):

@@ -77,7 +77,10 @@ class Shards:
                 numbers = waiting[shard]
                 # A list ends early behind a search that goes on: nothing may overtake it.
                 for number, reply in zip(numbers, replies, strict=False):
-                    answers[number] = self._searched(requests[number], reply, pending_grace_ms)
+                    request = requests[number]
+                    answers[number] = _final(request[1], reply) or self._searched(
+                        request, reply, pending_grace_ms
+                    )
                 del numbers[: len(replies)]
                 if not numbers:
                     del waiting[shard]
@@ -117,9 +120,6 @@ class Shards:
         leg, booking = request
         why: Blocked | None = None
         for step in range(1, _MOST_CALLS + 1):
-            answer = _final(booking, reply)
-            if answer is not None:
-                return answer
             word, start_ms, *facts = reply
             if facts:
                 why = why or self._blocked(leg, reply)
@@ -139,6 +139,9 @@ class Shards:
                 step=step,
             )
             [reply] = self._run_once(self._reserve, call)
+            answer = _final(booking, reply)
+            if answer is not None:
+                return answer
         raise ReservationsUnavailable(ENDLESS)
 
     def _judged(self, request: LegRequest, at_ms: int, pending_grace_ms: int) -> LegAnswer:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import groupby
+from operator import attrgetter
 from typing import cast
 from uuid import UUID
 
@@ -51,6 +52,7 @@ class _Booking:
     legs: Sequence[Leg]
     pending_grace_ms: int
     is_stored: bool
+    in_one_shard: bool
 
 
 class Windows:
@@ -124,9 +126,10 @@ class Windows:
         some may be booked, and the caller withdraws all.
         """
         grace_ms = grace // MILLISECOND
-        bookings = [
-            _Booking(request, self.legs(request.terms), grace_ms, is_stored) for request in requests
-        ]
+        bookings = []
+        for request in requests:
+            legs = self.legs(request.terms)
+            bookings.append(_Booking(request, legs, grace_ms, is_stored, len(legs) == 1))
         try:
             return self._in_order(bookings)
         except BaseException:
@@ -202,7 +205,7 @@ class Windows:
 
     def _in_order(self, bookings: Sequence[_Booking]) -> list[Answer]:
         answers: list[Answer] = []
-        for in_one_shard, group in groupby(bookings, lambda booking: len(booking.legs) == 1):
+        for in_one_shard, group in groupby(bookings, attrgetter("in_one_shard")):
             together = [*group]
             if not in_one_shard:
                 answers += map(self._alone, together)

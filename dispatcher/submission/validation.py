@@ -324,7 +324,7 @@ def own_hours(quiet_hours: str | None, send_window: str | None) -> str | None:
 
 
 def known_channel(channel: object, settings: Settings) -> str:
-    channel = plain(channel)
+    channel = channel if type(channel) is str else plain(channel)
     if not isinstance(channel, str) or channel not in settings.channels:
         raise UnknownChannel(channel, sorted(settings.channels))
     return channel

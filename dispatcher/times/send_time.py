@@ -28,6 +28,7 @@ _ISO_WITH_TIME = re.compile(r"\d{4}-?(W\d\d-?\d|\d\d-?\d\d|\d{3})[T ]\d\d.*", re
 _ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _SECOND = timedelta(seconds=1)
 _TIMEDELTA = "a datetime.timedelta, such as timedelta(minutes=10)"
+_LAST_YEAR = 9999
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -49,6 +50,8 @@ def parse(
         raise InvalidSendTime("fold", quoted(fold), "0 for the first, 1 for the second time")
     if zone is not None:
         check_zone(zone)
+    if type(value) is datetime and value.tzinfo is UTC and value.year < _LAST_YEAR:
+        return _whole_milliseconds(value)
     with _readable(value, field, ACCEPTED, "a time of the years 1 to 9999"):
         moment = _read(value, field)
         if moment.tzinfo is UTC:
