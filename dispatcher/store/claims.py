@@ -116,8 +116,8 @@ class Claims:
         self._sending = _last_claims(tables, Status.SENDING)
         self._sending_locked = _locked(self._sending)
         self._sent_locked = _locked(_last_claims(tables, Status.SENT))
-        scheduled, row = _last_claims(tables, Status.SCHEDULED), messages.c
-        self._without_time = scheduled.where(row.expires_at <= row.next_attempt_at)
+        self._open_locked = _locked(_last_claims(tables, Status.SENDING, Status.HELD))
+        self._scheduled = _last_claims(tables, Status.SCHEDULED)
         # One statement each, where the database can; after a failure it is done step by step.
         at_once = database.backend.takes_arrays
         self._claim_at_once = claim_at_once(tables, may_be_taken) if at_once else None
@@ -232,29 +232,13 @@ class Claims:
         ]
         if sent and not failures and self._is_done_at_once(self._sent_at_once, sent):
             return set()
-        ended: list[GivenRow] = []
-        held: list[GivenRow] = []
-        again: list[GivenRow] = []
-        dated: list[GivenRow] = []
-        outcomes: list[GivenRow] = [
-            each | {"outcome": Outcome.SENT.value, "error": None} for each in sent
+        outcomes = [row | {"outcome": Outcome.SENT.value, "error": None} for row in sent]
+        failed = [_failed(failure, enqueue_in) for failure in failures]
+        dated = [
+            row
+            for row, failure in zip(failed, failures, strict=True)
+            if row["status"] == Status.SCHEDULED.value and failure.claim.expires_in is not None
         ]
-        for each in failures:
-            claim = each.claim
-            row: GivenRow = {
-                "id": claim.message.id, "token": claim.token,
-                "outcome": each.outcome.value, "error": each.error, "receipt": None,
-            }  # fmt: skip
-            outcomes.append(row)
-            if each.is_held:
-                held.append(row)
-            elif each.wait is None:
-                ended.append(row)
-            else:
-                more = {"more": 0 if each.counts else 1}
-                again.append(row | more | _waits(each.wait, enqueue_in))
-                if claim.expires_in is not None:
-                    dated.append(row)
 
         def work(connection: sa.Connection) -> set[UUID]:
             last = _tokens(connection, self._sending_locked, sent)
@@ -265,13 +249,15 @@ class Claims:
             ]
             self._changes.overtaken.run(connection, overtaken)
             self._changes.sent.run(connection, sent)
-            self._changes.failed.run(connection, ended)
-            self._changes.held.run(connection, held)
-            self._changes.again.run(connection, again)
-            scheduled = _tokens(connection, self._without_time, dated)
-            self._changes.expired.run(connection, again)
-            self._changes.outcome.run(connection, outcomes)
-            return {row["id"] for row in dated if scheduled.get(row["id"]) == row["token"]}
+            before = _tokens(connection, self._open_locked, dated)
+            self._changes.failed.run(connection, failed)
+            retried = _tokens(connection, self._scheduled, dated)
+            self._changes.outcome.run(connection, [*outcomes, *failed])
+            return {
+                row["id"]
+                for row in dated
+                if before.get(row["id"]) == row["token"] and row["id"] not in retried
+            }
 
         return self._database.transact(work)
 
@@ -301,10 +287,22 @@ def _key(claim: Claim) -> GivenRow:
     return {"id": claim.message.id, "token": claim.token}
 
 
-def _last_claims(tables: Tables, status: Status) -> sa.Select[Any]:
+def _failed(failure: Failure, enqueue_in: timedelta) -> GivenRow:
+    status, wait = Status.SCHEDULED, failure.wait
+    if failure.is_held:
+        status, wait = Status.HELD, None
+    elif wait is None:
+        status = Status.FAILED
+    return _key(failure.claim) | _waits(wait, enqueue_in) | {
+        "status": status.value, "more": 0 if failure.counts or wait is None else 1,
+        "outcome": failure.outcome.value, "error": failure.error, "receipt": None,
+    }  # fmt: skip
+
+
+def _last_claims(tables: Tables, *statuses: Status) -> sa.Select[Any]:
     row = tables.messages.c
     query = sa.select(row.id, row.claim_token.label("token"))
-    return query.where(row.id.in_(_IDS), tables.has_status(status))
+    return query.where(row.id.in_(_IDS), tables.has_status(*statuses))
 
 
 def _locked(last_claims: sa.Select[Any]) -> sa.Select[Any]:
@@ -423,40 +421,22 @@ class ClaimChanges:
 
     @change
     def failed(self, given: Given) -> sa.Update:
-        return self._end_claim(
-            given, status=Status.FAILED.value, finished_at=_NOW, last_error=given("error")
-        )
+        """End it with a status, or retry it after a wait, in seconds from now, or let it expire.
 
-    @change
-    def again(self, given: Given) -> sa.Update:
-        """Retry it after a wait, in seconds from now; ``more`` attempts than before may follow."""
-        row = self._messages.c
+        ``more`` attempts than before may follow.
+        """
+        row, status, due_at = self._messages.c, given("status"), later(_NOW, given("wait"))
+        is_retried, fails = status == Status.SCHEDULED.value, status == Status.FAILED.value
+        expires = sa.and_(is_retried, row.expires_at <= due_at)
+        may_be_more = row.max_attempts < MOST_ATTEMPTS
         return self._end_claim(
             given,
-            status=Status.SCHEDULED.value,
-            next_attempt_at=later(_NOW, given("wait")),
-            enqueue_at=later(_NOW, given("enqueue")),
+            status=sa.case((expires, Status.EXPIRED.value), else_=status),
+            finished_at=sa.case((sa.or_(expires, fails), _NOW)),
+            next_attempt_at=sa.case((fails, row.next_attempt_at), else_=due_at),
+            enqueue_at=sa.case((is_retried, later(_NOW, given("enqueue"))), else_=row.enqueue_at),
             last_error=given("error"),
-            max_attempts=sa.case(
-                (row.max_attempts < MOST_ATTEMPTS, row.max_attempts + given("more")),
-                else_=row.max_attempts,
-            ),
-        )
-
-    @change
-    def held(self, given: Given) -> sa.Update:
-        return self._end_claim(
-            given, status=Status.HELD.value, next_attempt_at=_NOW, last_error=given("error")
-        )
-
-    @change
-    def expired(self, given: Given) -> sa.Update:
-        messages = self._messages
-        too_late = messages.c.expires_at <= messages.c.next_attempt_at
-        return (
-            sa.update(messages)
-            .where(*self._ours(given), self._tables.is_scheduled, too_late)
-            .values(status=Status.EXPIRED.value, finished_at=_NOW)
+            max_attempts=row.max_attempts + sa.case((may_be_more, given("more")), else_=0),
         )
 
     @change

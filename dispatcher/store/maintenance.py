@@ -288,24 +288,23 @@ class StoreMaintenance:
         self, unbegun: Sequence[UnbegunClaim], *, wait: timedelta, died: bool = True
     ) -> None:
         """Put them back, due as before; where the attempt ``counts`` after ``wait``, or failed."""
-        pause = {"wait": wait.total_seconds(), "enqueue": wait.total_seconds(), "more": 0}
-        error = NOT_BEGUN if died else None
-        values = {"error": error, "outcome": Outcome.TEMPORARY.value, "receipt": None} | pause
+        seconds, error = wait.total_seconds(), NOT_BEGUN if died else None
+        values = {
+            "wait": seconds, "enqueue": seconds, "more": 0, "error": error,
+            "outcome": Outcome.TEMPORARY.value, "receipt": None,
+        }  # fmt: skip
         uncounted: list[GivenRow] = []
-        again: list[GivenRow] = []
         failed: list[GivenRow] = []
-        for each in unbegun:
-            counted = failed if each.status is Status.FAILED else again
-            row = values | {"id": each.message_id, "token": each.token}
-            (counted if each.counts else uncounted).append(row)
+        for claim in unbegun:
+            row = {"id": claim.message_id, "token": claim.token, "status": claim.status.value}
+            (failed if claim.counts else uncounted).append(values | row)
         changes = self._changes
 
         def work(connection: sa.Connection) -> None:
             changes.not_begun.run(connection, uncounted)
             changes.undone_attempt.run(connection, uncounted)
-            changes.again.run(connection, again)
             changes.failed.run(connection, failed)
-            changes.outcome.run(connection, [*again, *failed])
+            changes.outcome.run(connection, failed)
 
         self._database.transact(work)
 

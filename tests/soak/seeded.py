@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 from uuid import uuid5
 
-from sqlalchemy import BinaryExpression, true
+from sqlalchemy import BinaryExpression, case, true
 from sqlalchemy.sql.visitors import replacement_traverse
 
 from dispatcher.errors import PerhapsSent, TemporaryFailure
@@ -110,14 +110,18 @@ def _any_status(real: Any) -> Any:
 
 
 def _attempt_not_counted(real: Any) -> Any:
-    def again(self: Any) -> Any:
+    def failed(self: Any) -> Any:
         count = self._tables.messages.c.attempt_count
         first = real.func(self)
-        return GuardedChange(
-            self.backend, lambda given: first.make(given).values(attempt_count=count - 1)
-        )
 
-    return property(again)
+        def make(given: Any) -> Any:
+            is_retried = given("status") == Status.SCHEDULED.value
+            less = count - case((is_retried, 1), else_=0)
+            return first.make(given).values(attempt_count=less)
+
+        return GuardedChange(self.backend, make)
+
+    return property(failed)
 
 
 def _any_content_recalled(_: Any) -> Any:
@@ -260,7 +264,7 @@ BUGS = {
         "I3",
     ),
     "a retry forgets its attempt": Bug(
-        {"store.claims.ClaimChanges.again": _attempt_not_counted}, "I4"
+        {"store.claims.ClaimChanges.failed": _attempt_not_counted}, "I4"
     ),
     "a key with other content answered with the message": Bug(
         dict.fromkeys(
