@@ -19,7 +19,7 @@ def run(connection: Connection, database: Database) -> None:
             connection.execute(CreateSchema(tables.schema))
         context.configure(
             connection=connection,
-            target_metadata=tables.described(partial_indexes=backend.has_partial_indexes),
+            target_metadata=tables.metadata,
             render_as_batch=True,
             transactional_ddl=False,
             engine=backend,

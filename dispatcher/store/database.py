@@ -73,7 +73,9 @@ class Database:
     ) -> None:
         self.backend = engine_of(url)
         self.url = self.backend.url
-        self.tables = tables_named(table_prefix, table_schema)
+        self.tables = tables_named(
+            table_prefix, table_schema, partial_indexes=self.backend.has_partial_indexes
+        )
         self.engine = create_engine(
             self.url,
             isolation_level="AUTOCOMMIT",

@@ -129,15 +129,18 @@ class Tables:
 
     ``prefix`` begins the name of each table, and so those of its constraints and indexes;
     ``schema`` is one of PostgreSQL's, None for the first one of the connection's ``search_path``.
+    Without ``partial_indexes`` the database has none.
     """
 
-    def __init__(self, prefix: str, schema: str | None) -> None:
+    def __init__(self, prefix: str, schema: str | None, *, partial_indexes: bool) -> None:
         self.prefix = prefix
         self.schema = schema
         self.version = f"{prefix}alembic_version"
         """The table that holds the revision of the schema."""
         self.metadata = sa.MetaData(naming_convention=_NAMES, schema=schema)
-        self.messages = messages = _messages(f"{prefix}messages", self.metadata)
+        self.messages = messages = _messages(
+            f"{prefix}messages", self.metadata, partial_indexes=partial_indexes
+        )
         self.attempts = sa.Table(
             f"{prefix}attempts",
             self.metadata,
@@ -290,31 +293,17 @@ class Tables:
         )
         return sa.exists().where(pause.resumed_at.is_(None), applies).correlate_except(self.pauses)
 
-    def described(self, *, partial_indexes: bool) -> sa.MetaData:
-        if partial_indexes:
-            return self.metadata
-        own = sa.MetaData(naming_convention=_NAMES)
-        for table in self.metadata.sorted_tables:
-            table.to_metadata(own)
-        messages = own.tables[self.messages.name]
-        wide = {f"ix_{messages.name}_{each.name}": each.whole for each in _PARTIAL}
-        for index in [index for index in messages.indexes if index.name in wide]:
-            messages.indexes.discard(index)
-            if columns := wide[str(index.name)]:
-                sa.Index(index.name, *(messages.c[name] for name in columns))
-        return own
-
 
 @cache
-def tables_named(prefix: str, schema: str | None) -> Tables:
-    return Tables(prefix, schema)
+def tables_named(prefix: str, schema: str | None, *, partial_indexes: bool = True) -> Tables:
+    return Tables(prefix, schema, partial_indexes=partial_indexes)
 
 
 _NOW = database_now()
 _OF_MARIADB: dict[str, Any] = {"mysql_length": MAX_RECIPIENT, "mariadb_length": MAX_RECIPIENT}
 
 
-def _messages(name: str, metadata: sa.MetaData) -> sa.Table:
+def _messages(name: str, metadata: sa.MetaData, *, partial_indexes: bool) -> sa.Table:
     table = sa.Table(
         name,
         metadata,
@@ -375,11 +364,9 @@ def _messages(name: str, metadata: sa.MetaData) -> sa.Table:
         ),
     )
     for index in _PARTIAL:
-        sa.Index(
-            f"ix_{name}_{index.name}",
-            *(table.c[column] for column in index.columns),
-            **partial(index.where),
-        )
+        if columns := index.columns if partial_indexes else index.whole:
+            indexed = (table.c[column] for column in columns)
+            sa.Index(f"ix_{name}_{index.name}", *indexed, **partial(index.where))
     # MariaDB's keys end at 3,072 bytes.
     sa.Index(f"ix_{name}_recipient", table.c.recipient, **_OF_MARIADB)
     return table

@@ -49,11 +49,9 @@ class StoreSurvey:
         return found
 
     def missing_indexes(self) -> tuple[str, ...]:
-        expected = self._tables.described(partial_indexes=self.database.backend.has_partial_indexes)
-
         def missing(connection: Connection) -> set[str]:
             names, found, schema = set(), inspect(connection), self._tables.schema
-            for table in expected.tables.values():
+            for table in self._tables.metadata.tables.values():
                 if not found.has_table(table.name, schema):
                     continue
                 there = {each["name"] for each in found.get_indexes(table.name, schema)}

@@ -50,10 +50,9 @@ def become_next_version(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def differences(database: Database) -> list[object]:
     """Return what the schema describes and the database has not, or the other way round."""
-    described = database.tables.described(partial_indexes=database.backend.has_partial_indexes)
 
     def compared(connection: Connection) -> list[object]:
         context = MigrationContext.configure(connection, opts=options(database.tables))
-        return list(compare_metadata(context, described))
+        return list(compare_metadata(context, database.tables.metadata))
 
     return database.run(compared)
