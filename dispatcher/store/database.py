@@ -45,7 +45,7 @@ _TYPES: dict[str, TypeEngine[Any]] = {
     "status": sa.Text(),
     "send_at": Instant(), "next_attempt_at": Instant(),
     "enqueue_at": Instant(), "expires_at": Instant(), "asked_at": Instant(), "until": Instant(),
-    "expire_after": Length(), "zone": sa.Text(), "max_attempts": sa.Integer(), "key": sa.Text(),
+    "expire_after": Length(), "zone": sa.Text(), "max_attempts": sa.Integer(),
     "tail": sa.Text(),
 }  # fmt: skip
 
@@ -197,8 +197,8 @@ class Given:
         self.names[name] = None
         return sa.bindparam(f"given_{name}", type_=_TYPES[name])
 
-    def finds(self, key: sa.Column[Any], name: str = "id") -> sa.ColumnElement[bool]:
-        return key == self(name)
+    def finds(self, ids: sa.Column[Any]) -> sa.ColumnElement[bool]:
+        return ids == self("id")
 
 
 class GivenArrays(Given):
@@ -214,14 +214,14 @@ class GivenArrays(Given):
     def __call__(self, name: str) -> sa.ColumnElement[Any]:
         return self._same[name] if name in self._same else self._rows.c[name]
 
-    def finds(self, key: sa.Column[Any], name: str = "id") -> sa.ColumnElement[bool]:
-        """Return the condition that ``key`` has the row's value, and so is one of all values.
+    def finds(self, ids: sa.Column[Any]) -> sa.ColumnElement[bool]:
+        """Return the condition that an id is the row's, and so is one of all ids.
 
         The latter is redundant: without it PostgreSQL joins by reading the whole index where a
         vacuum has counted no row, and that may have millions of entries of dead rows.
         """
-        every = sa.bindparam(f"given_{name}", type_=sa.ARRAY(_TYPES[name]))
-        return sa.and_(super().finds(key, name), key == sa.any_(every))
+        every = sa.bindparam("given_id", type_=sa.ARRAY(id_type()))
+        return sa.and_(super().finds(ids), ids == sa.any_(every))
 
 
 Make = Callable[[Given], sa.Update | sa.Delete]

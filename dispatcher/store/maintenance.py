@@ -6,7 +6,6 @@ import logging
 import random
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from datetime import date, datetime, timedelta
-from functools import partial
 from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from dispatcher.faults import fault
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.scope import Scope, counted
 from dispatcher.store.claims import NOT_BEGUN, ClaimChanges
-from dispatcher.store.database import Database, Given, GivenRow, GuardedChange
+from dispatcher.store.database import Database, GivenRow
 from dispatcher.store.engines.base import pages
 from dispatcher.store.engines.types import database_now, later
 from dispatcher.store.messages import free_key
@@ -130,7 +129,7 @@ class StoreMaintenance:
         self._database = database
         self._tables = database.tables
         self._changes = ClaimChanges(database)
-        self._freed = GuardedChange(database.backend, partial(_freed, database.tables))
+        self._free_key = free_key(database.tables, sa.bindparam("key"), sa.bindparam("id"))
         self._to_expire = sa.and_(to_expire, ~paused)
         self._not_kept_back = sa.and_(~to_expire, ~paused)
         row, now = database.tables.messages.c, database_now()
@@ -336,9 +335,13 @@ class StoreMaintenance:
             if rows:
                 tried = self._database.one_of(attempts.c.message_id, [row.id for row in rows])
                 connection.execute(sa.delete(attempts).where(tried))
-            keyed = [each for each in map(tuple, rows) if each[1] is not None]
-            freed: list[GivenRow] = [{"id": id_, "key": key} for id_, key in keyed]
-            self._freed.run(connection, sorted(freed, key=itemgetter("key")))
+            keyed = [
+                {"id": row.id, "key": row.idempotency_key}
+                for row in rows
+                if row.idempotency_key is not None
+            ]
+            if keyed:
+                connection.execute(self._free_key, sorted(keyed, key=itemgetter("key")))
             return len(rows)
 
         deleted = self._database.transact(work)
@@ -403,7 +406,7 @@ class StoreMaintenance:
     ) -> Iterator[list[ReservationRow]]:
         """Yield reservations of times from ``memory`` ago on, of messages made in ``created``."""
         by_id = self._tables.messages.c.id
-        query = self._reserved.where(*_holding_since(self._database, memory))
+        query = self._reserved.where(*self._holding_since(memory))
         if created is not None:
             first, end = map(_first_id, created)
             query = query.where(by_id > first, by_id < end)
@@ -413,9 +416,25 @@ class StoreMaintenance:
     def count_reservations(self, *, memory: timedelta) -> int:
         messages = self._tables.messages
         counted = sa.select(sa.func.count()).select_from(messages)
-        holding = counted.where(*_holding_since(self._database, memory))
-        found: int = self._database.read(holding)[0][0]
-        return found
+        holding = counted.where(*self._holding_since(memory))
+        return int(self._database.read(holding)[0][0])
+
+    def _holding_since(self, memory: timedelta) -> tuple[sa.ColumnElement[bool], ...]:
+        row = self._tables.messages.c
+        return (
+            row.reserved == sa.true(),
+            ~self._tables.holds_no_reservation,
+            row.send_at > later(database_now(), -memory),
+            *self._ended_since(memory),
+        )
+
+    def _ended_since(self, memory: timedelta) -> tuple[sa.ColumnElement[bool], ...]:
+        # Without IS true PostgreSQL 18 would leave out …_history_other too, whatever it holds.
+        if not self._database.backend.has_partitions:
+            return ()
+        row, earliest = self._tables.messages.c, later(database_now(), -memory - CLOCK_STEP)
+        has_not_ended = row.finished_at.is_(None).is_(sa.true())
+        return (sa.or_(has_not_ended, row.finished_at > earliest),)
 
     def permits(self, *, memory: timedelta, batch: int) -> Iterator[list[PermitRow]]:
         """Yield the permits of sends within ``memory``; perhaps twice what ends meanwhile."""
@@ -433,7 +452,7 @@ class StoreMaintenance:
         key: tuple[sa.Column[Any], ...] = (attempts.c.message_id, attempts.c.token)
         under_way = query.where(attempts.c.finished_at.is_(None))
         ended = query.where(
-            attempts.c.finished_at > later(now, -memory), *_ended_since(self._database, memory)
+            attempts.c.finished_at > later(now, -memory), *self._ended_since(memory)
         )
         rows = chain(
             pages(self._database.read, under_way, key, batch),
@@ -601,13 +620,6 @@ def overdue(tables: Tables, channels: Collection[str], after: timedelta) -> sa.C
     )
 
 
-def _freed(tables: Tables, given: Given) -> sa.Delete:
-    row = tables.keys.c
-    return sa.delete(tables.keys).where(
-        given.finds(row.idempotency_key, "key"), row.message_id == given("id")
-    )
-
-
 def _since(instant: sa.Column[datetime], within: timedelta | None) -> list[sa.ColumnElement[bool]]:
     return [] if within is None else [instant > later(database_now(), -within)]
 
@@ -615,26 +627,6 @@ def _since(instant: sa.Column[datetime], within: timedelta | None) -> list[sa.Co
 def _first(tables: Tables, order: sa.Column[datetime], limit: int) -> sa.Select[Any]:
     query = sa.select(tables.messages.c.id).order_by(order).limit(limit)
     return query.with_for_update(skip_locked=True)
-
-
-def _holding_since(database: Database, memory: timedelta) -> tuple[sa.ColumnElement[bool], ...]:
-    tables = database.tables
-    messages = tables.messages
-    return (
-        messages.c.reserved == sa.true(),
-        ~tables.holds_no_reservation,
-        messages.c.send_at > later(database_now(), -memory),
-        *_ended_since(database, memory),
-    )
-
-
-def _ended_since(database: Database, memory: timedelta) -> tuple[sa.ColumnElement[bool], ...]:
-    # Without IS true PostgreSQL 18 would leave out …_history_other too, whatever it holds.
-    if not database.backend.has_partitions:
-        return ()
-    row, earliest = database.tables.messages.c, later(database_now(), -memory - CLOCK_STEP)
-    has_not_ended = row.finished_at.is_(None).is_(sa.true())
-    return (sa.or_(has_not_ended, row.finished_at > earliest),)
 
 
 def _first_id(instant: datetime) -> UUID:

@@ -614,7 +614,9 @@ def _is_perhaps_sent(tables: Tables) -> sa.ColumnElement[bool]:
     return sa.or_(outcome.is_(None), outcome.in_([Outcome.SENT.value, Outcome.UNKNOWN.value]))
 
 
-def free_key(tables: Tables, key: str, message_id: UUID) -> sa.Delete:
+def free_key(
+    tables: Tables, key: str | sa.BindParameter[str], message_id: UUID | sa.BindParameter[UUID]
+) -> sa.Delete:
     row = tables.keys.c
     return sa.delete(tables.keys).where(row.idempotency_key == key, row.message_id == message_id)
 
