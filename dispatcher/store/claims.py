@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cached_property, partial
 from typing import Any, ClassVar, NamedTuple, cast
 from uuid import UUID, uuid4
@@ -23,10 +23,6 @@ _NO_CLAIM: dict[str, Any] = {"claimed_by": None, "claim_expires_at": None}
 _MARK = sa.bindparam("mark", type_=id_type())
 _IDS = sa.bindparam("ids", type_=id_type(), expanding=True)
 _ATTEMPT_COLUMNS = ["message_id", "token", "started_at"]
-_SEND_AT, _NEXT_ATTEMPT_AT, _EXPIRES_AT = (
-    list(Message.__dataclass_fields__).index(name)
-    for name in ("send_at", "next_attempt_at", "expires_at")
-)
 
 NOT_BEGUN = "not sent: its worker died before the send began"
 """An error; if the next worker dies so, too, the attempt counts. One that lives clears it."""
@@ -142,16 +138,7 @@ class Claims:
             rows = self._database.try_once(self._claim_at_once, values)
         if rows is None:
             rows = self._database.transact(partial(self._claim_in_steps, values=values))
-        return [
-            Claim(
-                to_message(row),
-                row[-2],
-                max(0.0, (row[_NEXT_ATTEMPT_AT] - row[-1]).total_seconds()),
-                row[_EXPIRES_AT] and (row[_EXPIRES_AT] - row[-1]).total_seconds(),
-                (row[-1] - row[_SEND_AT]).total_seconds(),
-            )
-            for row in rows
-        ]
+        return [_claim(to_message(row), row.claim_token, row.now) for row in rows]
 
     def _claim_in_steps(
         self, connection: sa.Connection, values: Mapping[str, Any]
@@ -281,6 +268,13 @@ class Claims:
 
     def _is_done_at_once(self, statement: sa.Select[Any] | None, rows: Sequence[GivenRow]) -> bool:
         return statement is not None and self._database.try_once(statement, arrays(rows)) == []
+
+
+def _claim(message: Message, token: int, now: datetime) -> Claim:
+    due_in = max(0.0, (message.next_attempt_at - now).total_seconds())
+    end = message.expires_at
+    expires_in = None if end is None else (end - now).total_seconds()
+    return Claim(message, token, due_in, expires_in, (now - message.send_at).total_seconds())
 
 
 def _key(claim: Claim) -> GivenRow:
