@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
@@ -124,24 +124,8 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def opened_tab(house: House, browser: Browser) -> Iterator[Callable[..., Tab]]:
-    """Give a maker of tabs on the served page; takes an application, or rights."""
-    with ExitStack() as stack:
-
-        def make(
-            app: object = None,
-            *,
-            rights: Iterable[Right] = Right,
-            scheme: str = "light",
-            java_script: bool = True,
-        ) -> Tab:
-            served_app = app or page(house.dispatcher, access=Loopback(name="ops", rights=rights))
-            address = stack.enter_context(served(served_app))
-            context = browser.new_context(
-                color_scheme=scheme,  # type: ignore[arg-type]  # light or dark
-                java_script_enabled=java_script,
-            )
-            stack.callback(context.close)
-            return Tab(context.new_page(), address)
-
-        yield make
+def tab(house: House, browser: Browser) -> Iterator[Tab]:
+    """Give a tab on the served page."""
+    app = page(house.dispatcher, access=Loopback(name="ops", rights=Right))
+    with served(app) as address, browser.new_context(color_scheme="light") as context:
+        yield Tab(context.new_page(), address)

@@ -42,6 +42,8 @@ def test_it_names_the_quota_that_refuses_the_messages_in_the_way_and_the_next_sl
     with pytest.raises(QuotaExceeded) as refused:
         house.submit(send_at=at)
     before = house.snapshot()
+    form = visit().get("/").text.split('action="/calendar"')[1].split("</form>")[0]
+    assert {"recipient", "at"} <= {*re.findall(r'name="(\w+)"', form)}, "where it is asked"
     text = asked(visit(), recipient="ada", at=f"{at:%Y-%m-%dT%H:%M:%S}")
     assert "No: <time" in text
     assert "It would break the quota 1/minute of ada." in text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from threading import Event
@@ -13,11 +12,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from dispatcher import Dispatcher, Draft, OutcomeUnknown, Plan, Rejection, Status, StoreUnavailable
+from dispatcher import Dispatcher, Draft, OutcomeUnknown, Plan, Rejection, StoreUnavailable
 from dispatcher.web import Caller, Right, bounds
 from dispatcher.web.pages import campaigns
 from dispatcher.web.pages.campaigns import histogram
-from tests.support.browser import Tab
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
 from tests.support.waiting import DEADLINE, wait_until
@@ -271,29 +269,6 @@ def test_a_histogram_has_few_steps_and_all_times(house: House) -> None:
     empty = Plan(accepted=0, known=0, shifted=0, first_send_at=None, last_send_at=None,
                  rejections=())  # fmt: skip
     assert histogram(empty) is None
-
-
-@pytest.mark.long
-def test_a_campaign_is_booked_in_a_browser(
-    house: House, opened_tab: Callable[..., Tab], tmp_path: Path
-) -> None:
-    file = tmp_path / "sale.csv"
-    file.write_bytes(csv_of(*((name, FAR + HOUR) for name in ("ada", "ben", "ada"))))
-    tab = opened_tab()
-    page = tab.go("/campaigns")
-    assert tab.violations() == []
-    page.locator("#file").set_input_files(file)
-    page.get_by_label("Campaign", exact=True).fill("summer sale")
-    page.get_by_role("combobox", name="Channel").select_option("memory")
-    page.get_by_role("button", name="Plan it").click()
-    page.get_by_role("heading", name="summer sale: the plan").wait_for()
-    for scheme in ("dark", "light"):
-        page.emulate_media(color_scheme=scheme)
-        assert tab.violations() == []
-    page.get_by_role("button", name="Book 2 messages").click()
-    page.get_by_role("heading", name="summer sale: booked").wait_for()
-    assert house.dispatcher.counts(campaign="summer sale") == {"memory": {Status.SCHEDULED: 2}}
-    assert tab.errors == []
 
 
 def test_a_file_that_is_too_long_is_refused_with_what_is_accepted(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from datetime import timedelta
+from typing import Literal
 
 import pytest
 
@@ -17,9 +16,8 @@ from tests.web.pages.conftest import HOUR, hold, paths
 
 pytestmark = ON_SQLITE
 
-MINUTE = timedelta(minutes=1)
-Open = Callable[..., Tab]
-UPLOAD = "/campaigns/uploads/{token}"  # test_campaigns.py
+SCHEMES: tuple[Literal["dark", "light"], ...] = ("dark", "light")
+UPLOAD = "/campaigns/uploads/{token}"
 EVERY = {each.path for each in PAGES if each.method == "GET"} - {"/live", UPLOAD, f"{UPLOAD}/live"}
 FEW = {"/", "/calendar", "/messages", "/messages/{message_id}"}
 FILLED = {
@@ -35,42 +33,46 @@ FILLED = {
 """What each page has when there is something on it."""
 
 
+def plan_a_file(tab: Tab) -> None:
+    rows = "".join(f"{name},hello,{FAR + HOUR}\n" for name in ("gus", "hal", "gus"))
+    content = f"recipient,text,send_at\n{rows}".encode()
+    page = tab.go("/campaigns")
+    page.locator("#file").set_input_files(
+        {"name": "sale.csv", "mimeType": "text/csv", "buffer": content}
+    )
+    page.get_by_label("Campaign", exact=True).fill("sale")
+    page.get_by_role("combobox", name="Channel").select_option("memory")
+    page.get_by_role("button", name="Plan it").click()
+    page.get_by_role("heading", name="sale: the plan").wait_for()
+
+
 @pytest.mark.parametrize("examined", [FEW, pytest.param(EVERY, marks=pytest.mark.long)])
-def test_no_page_has_a_barrier_or_an_error(
-    house: House, opened_tab: Open, examined: set[str]
-) -> None:
-    tab = opened_tab()
+def test_no_page_has_a_barrier_or_an_error(house: House, tab: Tab, examined: set[str]) -> None:
     addresses = paths(house)
     assert addresses.keys() == EVERY, "each page has an address here"
     for name, path in addresses.items():
         tab.go(path)
         assert tab.page.locator(FILLED.get(name, "h1")).count() > 0, f"{path} is empty"
-        for scheme in ("dark", "light") if examined == EVERY else ("light",):
+        for scheme in SCHEMES if examined == EVERY else SCHEMES[1:]:
             tab.page.emulate_media(color_scheme=scheme)
             assert name not in examined or tab.violations() == [], (path, scheme)
+        tab.page.set_viewport_size({"width": 390, "height": 800})  # of a telephone
+        assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
+        tab.page.set_viewport_size({"width": 1_280, "height": 720})
     tab.page.get_by_role("button", name="Examine now").click()
     tab.page.get_by_role("heading", name="Findings").wait_for()
     assert tab.violations() == []
+    plan_a_file(tab)
+    for scheme in SCHEMES:
+        tab.page.emulate_media(color_scheme=scheme)
+        assert tab.violations() == []
+    tab.page.get_by_role("button", name="Book 2 messages").click()
+    tab.page.get_by_role("heading", name="sale: booked").wait_for()
     assert tab.errors == []
     for path in ("/no-such-page", f"/messages/{new_id()}"):
         tab.go(path)
         tab.page.get_by_role("heading", name="Not found").wait_for()
         assert tab.violations() == [], path
-
-
-def test_a_refusal_is_explained_by_the_page_alone(house: House, opened_tab: Open) -> None:
-    message = house.submit(send_at=FAR + HOUR)
-    tab = opened_tab()
-    at = tab.go("/").get_by_role("textbox", name="At 10:40")
-    tab.page.get_by_label("Recipient").fill("ada")
-    at.fill("2100-01-01T12:00")
-    at.press("Enter")
-    tab.page.get_by_role("heading", name="No: Fri 01 Jan 2100 12:00:00 is refused").wait_for()
-    assert "1/minute of ada" in tab.page.locator(".verdict").inner_text()
-    assert "Fri 01 Jan 2100 12:01:00, 1 minute later" in tab.page.locator(".verdict").inner_text()
-    tab.page.locator(".verdict a").click()
-    tab.page.get_by_role("heading", name=str(message.id)).wait_for()
-    assert tab.errors == []
 
 
 _CONTROLS = "a[href], button, input:not([type=hidden]), select, textarea, [tabindex='0'], summary"
@@ -96,9 +98,8 @@ _LISTEN = """() => {
 
 
 @pytest.mark.long
-def test_every_control_is_reached_and_used_by_keyboard(house: House, opened_tab: Open) -> None:
+def test_every_control_is_reached_and_used_by_keyboard(house: House, tab: Tab) -> None:
     """A control gets the focus, shows it, lies in view, and reacts to Enter or Space."""
-    tab = opened_tab()
     for path in paths(house).values():
         page = tab.go(path)
         page.evaluate(_LISTEN)
@@ -118,17 +119,7 @@ def test_every_control_is_reached_and_used_by_keyboard(house: House, opened_tab:
         assert len(names) == expected, names
 
 
-@pytest.mark.long
-def test_no_page_is_wider_than_a_telephone(house: House, opened_tab: Open) -> None:
-    tab = opened_tab()
-    tab.page.set_viewport_size({"width": 390, "height": 800})
-    for path in paths(house).values():
-        tab.go(path)
-        assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
-
-
-def test_numbers_change_without_a_reload(house: House, opened_tab: Open) -> None:
-    tab = opened_tab()
+def test_numbers_change_without_a_reload(house: House, tab: Tab) -> None:
     held = tab.go("/").locator('[data-number="all.held"]')
     assert held.all_inner_texts() == ["0"]
     tab.page.evaluate("window.isTheSame = true")
@@ -138,20 +129,9 @@ def test_numbers_change_without_a_reload(house: House, opened_tab: Open) -> None
     assert tab.errors == []
 
 
-@pytest.mark.long
-def test_every_page_is_used_without_scripts(house: House, opened_tab: Open) -> None:
-    tab = opened_tab(java_script=False)
-    for path in paths(house).values():
-        assert tab.go(path).get_by_role("heading", level=1).count() == 1
-    tab.go("/").get_by_role("textbox", name="Recipient").fill("ada")
-    tab.page.get_by_role("button", name="Show").click()
-    tab.page.get_by_role("heading", name="The same as a table").wait_for()
-
-
-def test_the_first_page_is_small(house: House, opened_tab: Open) -> None:
+def test_the_first_page_is_small(house: House, tab: Tab) -> None:
     for number in range(60):
         house.submit(f"person-{number}@example.org", send_at=FAR + HOUR)
-    tab = opened_tab()
     session = tab.page.context.new_cdp_session(tab.page)
     session.send("Network.enable")
     for path in ("/", "/messages", "/calendar?recipient=ada&channel=memory&view=week"):
