@@ -71,31 +71,6 @@ def test_a_temporary_or_unknown_failure_is_tried_again_later(
     assert roomy.again(message).last_error is None
 
 
-def test_tries_end_at_the_most_the_channel_allows(roomy: House) -> None:
-    message = roomy.submit()
-    roomy.fail_sends(*[TemporaryFailure(f"busy {n}") for n in range(10)])
-    for n in range(3):
-        roomy.make_due(message)
-        assert roomy.again(message).status is Status.SCHEDULED
-        assert roomy.deliver(message) == 0
-        assert roomy.again(message).attempt_count == n + 1
-    now = roomy.again(message)
-    assert (now.status, now.last_error) == (Status.FAILED, "TemporaryFailure: busy 2")
-    assert roomy.outcomes(message) == [Outcome.TEMPORARY] * 3
-    assert roomy.deliver(message) == 0
-
-
-def test_a_message_of_a_channel_this_worker_does_not_know_waits_for_another_worker(
-    roomy: House, build: Build
-) -> None:
-    message = roomy.submit()
-    other = build(clock=hour_ago(), quotas=ROOMY, channels={"file": {"transport": "file"}})
-    assert other.deliver(message) == 0
-    now = other.again(message)
-    assert (now.status, now.attempt_count, now.last_error) == (Status.SCHEDULED, 0, None)
-    assert other.outcomes(message) == []
-
-
 @pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt])
 def test_an_exit_during_a_send_leaves_the_messages_after_it_unchanged(
     roomy: House, end: type[BaseException]

@@ -9,11 +9,9 @@ import pytest
 from dispatcher import Message, Outcome, Status
 from dispatcher.delivery import sweep as sweep_module
 from dispatcher.delivery.reconciler import ReconcileResult
-from dispatcher.times.send_time import to_ms
 from tests.support.doubles import at_once
 from tests.support.house import FAR, House, hour_ago
 from tests.support.house_fixtures import Build
-from tests.support.servers import RedisServer
 
 MINUTE = timedelta(minutes=1)
 
@@ -73,31 +71,6 @@ def test_a_run_that_leaves_something_is_followed_by_one_that_looks_as_far_back(
         counts.append(sweep.enqueue_due())
         clock.advance(timedelta(seconds=1))
     assert counts == [2, 2, 1]
-
-
-def test_a_cancelled_message_whose_reservation_is_not_released_yet_is_not_pruned(
-    slow: House,
-) -> None:
-    message = slow.submit()
-    ended = slow.database_time() - 2 * slow.settings.retention
-    slow.change([message], status="cancelled", finished_at=ended)
-    assert slow.parts.sweep.prune() == 0
-    assert slow.parts.reconciler.reconcile().released == 1
-    assert slow.parts.sweep.prune() == 1
-
-
-def test_a_reservation_whose_cancel_found_redis_down_is_released_by_the_sweep(
-    build: Build, own_redis: RedisServer
-) -> None:
-    house = build(server=own_redis)
-    message = house.submit(send_at=FAR + MINUTE)
-    kept = house.submit("ben", send_at=FAR + MINUTE)
-    away = build(server=own_redis, redis_url="unix:///nowhere/redis.sock", opened=False)
-    assert away.dispatcher.cancel(message.id).status is Status.CANCELLED
-    assert set(house.members()) == {message.id}
-    assert house.parts.reconciler.reconcile().released == 1
-    assert house.all_members() == house.reservations() == {"ben": {kept.id: to_ms(kept.send_at)}}
-    assert house.parts.reconciler.reconcile().released == 0
 
 
 def fill(house: House) -> None:
