@@ -122,15 +122,6 @@ def test_a_refusal_leaves_the_transaction_as_it_was(project: Project) -> None:
     assert connection.connection is raw, "it has ended nothing"
 
 
-def test_a_key_gives_the_message_of_the_same_transaction(project: Project) -> None:
-    with transaction.atomic():
-        first = submit(project, idempotency_key="visit-17")
-        again = submit(project, idempotency_key="visit-17")
-        assert (again.id, again.send_at, again.body) == (first.id, first.send_at, first.body)
-    assert submit(project, idempotency_key="visit-17").id == first.id
-    assert len(project.house.rows()) == 1
-
-
 def test_threads_have_transactions_of_their_own(project: Project) -> None:
     stored: list[Message] = []
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import transaction
 from django.test import Client, override_settings
 
 from dispatcher.celery.configuration import settings_of
@@ -33,16 +32,6 @@ def test_an_order_its_reminder_and_its_confirmation_are_stored_together(project:
     assert stored.message_id == reminder.id
     assert reminder.send_at == TOMORROW - timedelta(hours=1)
     assert confirmation.body["subject"] == "Your order"
-
-
-@on_sqlite
-def test_an_order_that_is_rolled_back_reminds_nobody(project: Project) -> None:
-    with transaction.atomic():
-        order()
-        transaction.set_rollback(True)
-    assert project.shop.Order.objects.count() == 0
-    assert project.house.rows() == []
-    assert not project.house.all_members()
 
 
 @on_sqlite
