@@ -16,14 +16,10 @@ from sqlalchemy import text
 
 from dispatcher import Dispatcher, Settings
 from dispatcher.celery.queue import Ticket
-from dispatcher.client import app_of
+from dispatcher.client import app_of, for_pages
 from dispatcher.limiters import parse
 from dispatcher.message import new_id
-from dispatcher.web.access import RATE
 from dispatcher.web.bounds import Threads
-from dispatcher.web.pages import SignIn
-from dispatcher.web.pages.campaigns import Uploads
-from dispatcher.web.pages.site import Site
 from tests.support.house import BODY, BROKER_DB, House
 from tests.support.servers import RedisServer
 
@@ -168,16 +164,14 @@ def test_threads_of_the_api_and_parts_of_the_page_are_the_child_s_own(house: Hou
     of_closed = Threads(closed, 2, most_of_one=1)
     closed.close()
     threads = Threads(house.dispatcher, 2, most_of_one=1)
-    access = SignIn(house.parts.api_keys, house.parts.sessions)
-    site = Site(house.dispatcher, access, (), rate=RATE, uploads=Uploads(house.clock))
 
     def serve(_: int) -> list[Any]:
         answer = asyncio.run(asyncio.wait_for(threads.run_for("ada", os.getpid), 10))
-        reader, own = app_of(site.reader), app_of(house.dispatcher)
-        list(site.reader.list(limit=1))
+        reader, own = for_pages(house.dispatcher), app_of(house.dispatcher)
+        list(reader.list(limit=1))
         return [
             answer == os.getpid(), len(house.dispatcher._lent),
-            reader.database is own.pages.database, reader.journal is own.journal,
+            app_of(reader).database is own.pages.database, app_of(reader).journal is own.journal,
         ]  # fmt: skip
 
     before = serve(0)

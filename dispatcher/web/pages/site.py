@@ -40,7 +40,6 @@ from dispatcher.errors import (
     cut,
     quoted,
 )
-from dispatcher.forks import renew_after_fork
 from dispatcher.problems import headers_of, problem_of, status_of
 from dispatcher.scope import of_channel, of_scope_on
 from dispatcher.selection import Selection, Wanted, id_of
@@ -176,11 +175,11 @@ class Visit:
     form: Fields = field(default_factory=Fields)
     files: Mapping[str, UploadFile] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def dispatcher(self) -> Dispatcher:
         """The dispatcher. Pages that only read have connections of their own to the store."""
         is_read = self.request.method in _SAFE
-        return self.site.reader if is_read else self.site.dispatcher
+        return for_pages(self.site.dispatcher) if is_read else self.site.dispatcher
 
     @property
     def parts(self) -> App:
@@ -320,21 +319,13 @@ class Site:
         self.figures: dict[Hashable, CachedRead[Any]] = {}
         self.streams = Streams()
         self.uploads = uploads
-        renew_after_fork(self, Site._renew)
-
-    def _renew(self) -> None:
-        vars(self).pop("reader", None)
-
-    @cached_property
-    def reader(self) -> Dispatcher:
-        return for_pages(self.dispatcher)
 
     def application(self) -> Starlette:
         routes = [
             Mount("/static", StaticFiles(packages=[("dispatcher.web.pages", "static")])),
             *(Route(each.path, self._guarded(each), methods=[each.method]) for each in self.pages),
         ]
-        middleware = [Middleware(HeadersMiddleware), Middleware(GZipMiddleware, minimum_size=1_000)]
+        middleware = [Middleware(with_headers), Middleware(GZipMiddleware, minimum_size=1_000)]
         if self.settings.allowed_hosts:
             hosts = [*self.settings.allowed_hosts]
             trusted = Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
@@ -423,13 +414,10 @@ class Site:
         return visit.fail(500, "The page failed; the log of the server says why.", _HEADERS)
 
 
-class HeadersMiddleware:
-    """Gives every answer the headers that protect it. Only its files may a browser keep."""
+def with_headers(app: ASGIApp) -> ASGIApp:
+    """Give every answer the headers that protect it. Only its files may a browser keep."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_more(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
@@ -439,7 +427,9 @@ class HeadersMiddleware:
                     headers.setdefault(name, value)
             await send(message)
 
-        await self._app(scope, receive, send_more)
+        await app(scope, receive, send_more)
+
+    return answer
 
 
 def _check_origin(request: Request) -> None:
