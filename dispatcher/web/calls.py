@@ -15,6 +15,7 @@ from uuid import UUID
 
 from anyio import fail_after, sleep
 from fastapi import Header, Path, Query, Request
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
@@ -166,17 +167,6 @@ def get(
     return answer(context.shown(movable.message), headers={"ETag": tag})
 
 
-def update(context: CallContext, message_id: Id, if_match: IfMatch = None) -> Response:
-    """Give a scheduled message another body."""
-    change = context.payload(models.MessageChange).model_dump()
-    return _changed(context, message_id, if_match, context.dispatcher.update, **change)
-
-
-def cancel(context: CallContext, message_id: Id, if_match: IfMatch = None) -> Response:
-    """Cancel a scheduled message; its quota is free again at once."""
-    return _changed(context, message_id, if_match, context.dispatcher.cancel)
-
-
 def reschedule(context: CallContext, message_id: Id, if_match: IfMatch = None) -> Response:
     """Move a scheduled message to another time; it must fit every quota.
 
@@ -190,21 +180,22 @@ def reschedule(context: CallContext, message_id: Id, if_match: IfMatch = None) -
     return _changed(context, message_id, if_match, move, **time.fields())
 
 
-def retry(context: CallContext, message_id: Id, if_match: IfMatch = None) -> Response:
-    """Give a failed message further attempts."""
-    decision = context.payload(models.Retry).model_dump()
-    return _changed(context, message_id, if_match, context.dispatcher.retry, **decision)
+def _edit(name: str, text: str, model: type[BaseModel] | None = None) -> Callable[..., Response]:
+    """Return a call, described by ``text``, that makes the change of that name."""
+
+    def edit(context: CallContext, message_id: Id, if_match: IfMatch = None) -> Response:
+        given = {} if model is None else context.payload(model).model_dump()
+        return _changed(context, message_id, if_match, getattr(context.dispatcher, name), **given)
+
+    edit.__name__, edit.__doc__ = name, text
+    return edit
 
 
-def release(context: CallContext, message_id: Id, if_match: IfMatch = None) -> Response:
-    """Release a held message to be sent, perhaps for the second time."""
-    return _changed(context, message_id, if_match, context.dispatcher.release)
-
-
-def drop(context: CallContext, message_id: Id, if_match: IfMatch = None) -> Response:
-    """End a held message as failed."""
-    decision = context.payload(models.Drop).model_dump()
-    return _changed(context, message_id, if_match, context.dispatcher.drop, **decision)
+update = _edit("update", "Give a scheduled message another body.", models.MessageChange)
+cancel = _edit("cancel", "Cancel a scheduled message; its quota is free again at once.")
+retry = _edit("retry", "Give a failed message further attempts.", models.Retry)
+release = _edit("release", "Release a held message to be sent, perhaps for the second time.")
+drop = _edit("drop", "End a held message as failed.", models.Drop)
 
 
 def _changed(
