@@ -388,9 +388,7 @@ async def _failed(request: Request, error: Any) -> Response:
         error = invalid(first, first["loc"][1:], THE_CALL)
     if isinstance(error, HTTPException):
         error = _not_served(request, error)
-    headers = headers_of(error) if isinstance(error, DispatcherError) else {}
-    if isinstance(error, Refused):
-        headers = dict(error.headers)
+    headers = error.headers if isinstance(error, Refused) else headers_of(error)
     return problems.response_of(problem_for(request, error), headers)
 
 
