@@ -33,17 +33,12 @@ from dispatcher.errors import QuietHours, QuotaExceeded
 from dispatcher.message import new_id
 from dispatcher.quota import AnyQuota, Quota, parse_quota
 from dispatcher.redis.client import after_set_up
-from dispatcher.reservation import (
-    BookingRequest,
-    Fence,
-    Rules,
-    Slot,
-    Terms,
-    Upkeep,
-    Windows,
-    longest_ms,
-)
 from dispatcher.reservation import encoding as terms_of
+from dispatcher.reservation.booking import BookingRequest, Slot, Terms
+from dispatcher.reservation.encoding import Rules, longest_ms
+from dispatcher.reservation.fence import Fence
+from dispatcher.reservation.upkeep import Upkeep
+from dispatcher.reservation.windows import Windows
 from dispatcher.scope import OWN_SCOPE
 from dispatcher.settings import Settings
 from dispatcher.times import periods, quiet_hours, zones

@@ -21,7 +21,7 @@ from dispatcher.app import App
 from dispatcher.embedded import embedded
 from dispatcher.message import new_id
 from dispatcher.redis.scripts import source
-from dispatcher.reservation import BookingRequest, Slot, Terms
+from dispatcher.reservation.booking import BookingRequest, Slot, Terms
 from dispatcher.settings import Settings
 from dispatcher.times.send_time import to_ms
 

@@ -64,7 +64,8 @@ if typing.TYPE_CHECKING:
         Tops,
     )
     from dispatcher.operations.verification import Difference, Fault, Verified
-    from dispatcher.reservation import LastRefusal, Refusals, RuleRefusals, Timeline
+    from dispatcher.reservation.refusals import LastRefusal, Refusals, RuleRefusals
+    from dispatcher.reservation.timeline import Timeline
     from dispatcher.selection import Page, Wanted
     from dispatcher.settings import Settings
     from dispatcher.store.listing import Counts, Load, OverdueFigure

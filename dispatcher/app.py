@@ -31,18 +31,15 @@ from dispatcher.operations.overview import Overviews
 from dispatcher.operations.verification import Verification
 from dispatcher.quota import Limit, Quota
 from dispatcher.redis.client import connect_redis, ping
-from dispatcher.reservation import (
-    Contents,
-    Copies,
-    Fence,
-    RedisSurvey,
-    RefusalLog,
-    Rules,
-    Timelines,
-    Upkeep,
-    Windows,
-    longest_ms,
-)
+from dispatcher.reservation.contents import Contents
+from dispatcher.reservation.encoding import Rules, longest_ms
+from dispatcher.reservation.fence import Fence
+from dispatcher.reservation.plan import Copies
+from dispatcher.reservation.refusals import RefusalLog
+from dispatcher.reservation.survey import RedisSurvey
+from dispatcher.reservation.timeline import Timelines
+from dispatcher.reservation.upkeep import Upkeep
+from dispatcher.reservation.windows import Windows
 from dispatcher.settings import Settings
 from dispatcher.store.api import ApiKeys, Sessions
 from dispatcher.store.claims import Claims

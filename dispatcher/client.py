@@ -58,7 +58,8 @@ from dispatcher.message import (
 )
 from dispatcher.operations.overview import By, LoadToCome, Overview, Tops
 from dispatcher.operations.verification import Verified
-from dispatcher.reservation import Refusals, Timeline
+from dispatcher.reservation.refusals import Refusals
+from dispatcher.reservation.timeline import Timeline
 from dispatcher.scope import of_channel, of_scope_on
 from dispatcher.selection import Page, Selection, Wanted, id_of, ids_of
 from dispatcher.settings import Settings

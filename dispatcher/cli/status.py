@@ -20,7 +20,7 @@ from dispatcher.limiters.permits import ChannelFill
 from dispatcher.message import Status
 from dispatcher.operations.overview import By, LoadToCome, Overview, Tops
 from dispatcher.quota import parse_length
-from dispatcher.reservation import Refusals
+from dispatcher.reservation.refusals import Refusals
 from dispatcher.store.listing import Of
 from dispatcher.telemetry.liveness import Sign
 from dispatcher.times.clock import SystemClock, length_text

@@ -18,7 +18,7 @@ from dispatcher.cli.filters import scopes_of
 from dispatcher.cli.messages import Scopes, left_out_without_channel
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidDraft
-from dispatcher.reservation import Fill, QuotaTimeline, Span, Timeline, WindowTimeline
+from dispatcher.reservation.timeline import Fill, QuotaTimeline, Span, Timeline, WindowTimeline
 from dispatcher.times import zones
 
 _MARKS = "x: refuses all of that row, -: a part of it"

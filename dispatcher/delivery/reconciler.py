@@ -14,7 +14,7 @@ from dispatcher.errors import InvalidValue, LimitersUnavailable, StoreUnavailabl
 from dispatcher.faults import fault
 from dispatcher.limiters.permits import Permit, Permits
 from dispatcher.redis.keys import PermitKeys, ShardKeys
-from dispatcher.reservation import Rebuild, Reserved, Unconfirmed, Upkeep
+from dispatcher.reservation.upkeep import Rebuild, Reserved, Unconfirmed, Upkeep
 from dispatcher.settings import Settings
 from dispatcher.store.maintenance import (
     ReservationRow,

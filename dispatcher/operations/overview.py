@@ -15,7 +15,8 @@ from dispatcher.errors import InvalidValue, Unavailable, plain, quoted
 from dispatcher.limiters.permits import ChannelFill, Fills
 from dispatcher.message import Status
 from dispatcher.quota import CalendarLimit, Limit
-from dispatcher.reservation import Terms, Timelines
+from dispatcher.reservation.booking import Terms
+from dispatcher.reservation.timeline import Timelines
 from dispatcher.scope import Scope, of_channel, own_scope
 from dispatcher.settings import Settings
 from dispatcher.store.listing import Counts, DueByMinute, Figures, Load, Of, OverdueFigure

@@ -12,8 +12,8 @@ from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 from dispatcher.redis.keys import ShardKeys, scope_kind_of, scope_of
-from dispatcher.reservation import Contents, MemberState, member_of
-from dispatcher.reservation.encoding import ID_BYTES, id_of
+from dispatcher.reservation.contents import Contents, MemberState
+from dispatcher.reservation.encoding import ID_BYTES, id_of, member_of
 from dispatcher.scope import Scope
 from dispatcher.settings import Settings
 from dispatcher.store.maintenance import ReservationRow, ReservationState, StoreMaintenance

@@ -32,7 +32,7 @@ from dispatcher.message import (
     is_unchanged,
     make_texts_plain,
 )
-from dispatcher.reservation import BookingRequest, Terms
+from dispatcher.reservation.booking import BookingRequest, Terms
 from dispatcher.scope import NO_SCOPE, WITHOUT
 from dispatcher.settings import Settings
 from dispatcher.store.lists import Suppressions

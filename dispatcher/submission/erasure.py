@@ -9,7 +9,7 @@ from functools import partial
 from dispatcher.errors import MessageNotFound, TooLate
 from dispatcher.limiters.permits import Permits
 from dispatcher.message import check_recipient, scope_name
-from dispatcher.reservation import Upkeep
+from dispatcher.reservation.upkeep import Upkeep
 from dispatcher.scope import WITHOUT, Scope, of_scope_on, own_scope
 from dispatcher.settings import Settings
 from dispatcher.store.lists import ERASED, PersonalData

@@ -22,7 +22,10 @@ from dispatcher.errors import (
 )
 from dispatcher.faults import fault
 from dispatcher.message import Message
-from dispatcher.reservation import BookingRequest, Reserved, Slot, Windows, longest_ms
+from dispatcher.reservation.booking import BookingRequest, Slot
+from dispatcher.reservation.encoding import longest_ms
+from dispatcher.reservation.upkeep import Reserved
+from dispatcher.reservation.windows import Windows
 from dispatcher.scope import Scope
 from dispatcher.settings import Settings
 from dispatcher.store.messages import Messages, NewSlot

@@ -35,7 +35,7 @@ from dispatcher.message import (
     new_ids,
     without_collector,
 )
-from dispatcher.reservation import BookingRequest, Slot, is_planned_id
+from dispatcher.reservation.booking import BookingRequest, Slot, is_planned_id
 from dispatcher.settings import Settings
 from dispatcher.store.messages import GivenUp
 from dispatcher.store.outbox import beside_the_loop
@@ -48,7 +48,7 @@ from dispatcher.times.clock import Clock
 from dispatcher.times.send_time import from_ms, to_ms
 
 if TYPE_CHECKING:
-    from dispatcher.reservation import Copies
+    from dispatcher.reservation.plan import Copies
     from dispatcher.submission.reserver import Reserver
     from dispatcher.telemetry.spans import Answers, Spans
 

@@ -17,16 +17,11 @@ from dispatcher.errors import (
     SlotRefused,
     StoreUnavailable,
 )
-from dispatcher.reservation import (
-    CLOSED,
-    Answer,
-    BookingRequest,
-    RefusalLog,
-    Reserved,
-    Slot,
-    Upkeep,
-    Windows,
-)
+from dispatcher.reservation.booking import Answer, BookingRequest, Slot
+from dispatcher.reservation.refusals import RefusalLog
+from dispatcher.reservation.shards import CLOSED
+from dispatcher.reservation.upkeep import Reserved, Upkeep
+from dispatcher.reservation.windows import Windows
 from dispatcher.settings import Settings
 from dispatcher.store.maintenance import VoidIds
 from dispatcher.store.messages import Messages

@@ -16,7 +16,7 @@ from dispatcher.errors import (
 )
 from dispatcher.faults import fault
 from dispatcher.message import Message
-from dispatcher.reservation import Copies
+from dispatcher.reservation.plan import Copies
 from dispatcher.settings import Settings
 from dispatcher.store.lists import Suppressions
 from dispatcher.store.messages import GivenUp, Messages

@@ -10,7 +10,8 @@ from uuid import UUID
 
 from dispatcher.errors import ReservationsUnavailable
 from dispatcher.message import Attempt, Message, Status
-from dispatcher.reservation import Contents, member_of
+from dispatcher.reservation.contents import Contents
+from dispatcher.reservation.encoding import member_of
 from dispatcher.scope import NO_SCOPE
 from dispatcher.settings import Settings
 from dispatcher.store.listing import Listing

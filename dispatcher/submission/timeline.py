@@ -8,7 +8,8 @@ from datetime import datetime, timedelta
 
 from dispatcher.errors import InvalidDraft, InvalidSendTime, kind_of, quoted
 from dispatcher.message import check_recipient, check_text, scope_name
-from dispatcher.reservation import Terms, Timeline, Timelines
+from dispatcher.reservation.booking import Terms
+from dispatcher.reservation.timeline import Timeline, Timelines
 from dispatcher.scope import NO_SCOPE, of_channel
 from dispatcher.settings import Settings
 from dispatcher.submission.validation import checked_scopes, known_channel, terms_for

@@ -35,7 +35,7 @@ from dispatcher.message import (
     fingerprint,
     scope_name,
 )
-from dispatcher.reservation import BookingRequest, Submit, Terms
+from dispatcher.reservation.booking import BookingRequest, Submit, Terms
 from dispatcher.scope import WITHOUT, Scope, counted
 from dispatcher.settings import Settings
 from dispatcher.templating import Templates

@@ -29,7 +29,7 @@ from dispatcher.errors import (
     quoted,
 )
 from dispatcher.message import Draft, Message, Rejection, json_problem
-from dispatcher.reservation import Timeline
+from dispatcher.reservation.timeline import Timeline
 from dispatcher.selection import Selection, Wanted, id_of, read_scopes
 from dispatcher.store.lists import Pause, Suppression
 from dispatcher.store.schema import Movable

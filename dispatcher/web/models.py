@@ -18,7 +18,8 @@ from dispatcher.message import Draft, Message, OnConflict, OnUnknown, Status
 from dispatcher.message import Plan as PlanOfDrafts
 from dispatcher.operations.overview import LoadToCome, Overview
 from dispatcher.quota import CalendarQuota, Quota
-from dispatcher.reservation import Refusals, Timeline
+from dispatcher.reservation.refusals import Refusals
+from dispatcher.reservation.timeline import Timeline
 from dispatcher.store.lists import Pause
 from dispatcher.store.lists import Suppression as StoredSuppression
 from dispatcher.submission.erasure import Erased

@@ -15,7 +15,7 @@ from dispatcher import QuotaExceeded
 from dispatcher.errors import SlotRefused
 from dispatcher.message import new_id
 from dispatcher.quota import parse_quota
-from dispatcher.reservation import Terms
+from dispatcher.reservation.booking import Terms
 from dispatcher.scope import own_scope
 from dispatcher.times.quiet_hours import Hours
 from dispatcher.times.send_time import from_ms, to_ms

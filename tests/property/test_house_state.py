@@ -24,7 +24,8 @@ from dispatcher.errors import (
     TooLate,
 )
 from dispatcher.message import Message, Rejection, new_id
-from dispatcher.reservation import Submit, member_of
+from dispatcher.reservation.booking import Submit
+from dispatcher.reservation.encoding import member_of
 from dispatcher.store.messages import NewSlot
 from dispatcher.submission.pipeline import Result
 from dispatcher.submission.validation import validate

@@ -13,7 +13,7 @@ import pytest
 from dispatcher.errors import QuotaExceeded
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
-from dispatcher.reservation import BookingRequest, Submit, Terms
+from dispatcher.reservation.booking import BookingRequest, Submit, Terms
 from dispatcher.reservation.upkeep import KEEP_MS
 from dispatcher.times.send_time import from_ms
 from tests.support import model

@@ -12,7 +12,7 @@ import redis
 
 from dispatcher import ReservationsUnavailable
 from dispatcher.redis.client import connect_redis, ping
-from dispatcher.reservation import Terms
+from dispatcher.reservation.booking import Terms
 from tests.support.cluster import Cluster, Member, three_masters
 from tests.support.house import House, hour_ago, house_on
 from tests.support.servers import RedisServer

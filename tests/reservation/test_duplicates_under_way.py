@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
-from dispatcher.reservation import Submit
+from dispatcher.reservation.booking import Submit
 from tests.support.reserving import Reserving, release_for_everyone
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)

@@ -13,7 +13,7 @@ import pytest
 
 from dispatcher.errors import ReservationsUnavailable
 from dispatcher.message import new_id
-from dispatcher.reservation import BookingRequest, Slot, Terms
+from dispatcher.reservation.booking import BookingRequest, Slot, Terms
 from dispatcher.times.send_time import to_ms
 from tests.support.proxy import Proxy
 from tests.support.reserving import Reserving, pending, reserving

@@ -16,7 +16,8 @@ import pytest
 from dispatcher.errors import QuotaExceeded, ReservationsUnavailable
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
-from dispatcher.reservation import BookingRequest, Reserved, Terms
+from dispatcher.reservation.booking import BookingRequest, Terms
+from dispatcher.reservation.upkeep import Reserved
 from dispatcher.scope import OWN_SCOPE, Scope, counted, own_scope
 from dispatcher.times.send_time import from_ms
 from tests.support.limits import little_at_once

@@ -15,12 +15,7 @@ from dispatcher.errors import DuplicateUnderWay, QuotaExceeded, ReservationsUnav
 from dispatcher.message import new_id
 from dispatcher.quota import AnyQuota, Quota
 from dispatcher.redis.keys import shard_of
-from dispatcher.reservation import (
-    BookingRequest,
-    Slot,
-    Submit,
-    Terms,
-)
+from dispatcher.reservation.booking import BookingRequest, Slot, Submit, Terms
 from dispatcher.scope import OWN_SCOPE, Scope, counted
 from tests.support.doubles import once
 from tests.support.proxy import Proxy

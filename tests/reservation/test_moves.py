@@ -14,7 +14,8 @@ from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import shard_of
 from dispatcher.redis.scripts import source
-from dispatcher.reservation import BookingRequest, Slot, Terms, member_of
+from dispatcher.reservation.booking import BookingRequest, Slot, Terms
+from dispatcher.reservation.encoding import member_of
 from dispatcher.scope import OWN_SCOPE, counted
 from tests.support.limits import little_at_once
 from tests.support.proxy import Proxy

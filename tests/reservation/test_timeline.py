@@ -15,7 +15,8 @@ from dispatcher import InvalidDraft, InvalidValue, ReservationsUnavailable, Time
 from dispatcher.errors import SlotRefused
 from dispatcher.message import new_id
 from dispatcher.redis.keys import ShardKeys
-from dispatcher.reservation import Terms, contents, timeline
+from dispatcher.reservation import contents, timeline
+from dispatcher.reservation.booking import Terms
 from dispatcher.submission.validation import terms_for
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.house import FAR, House

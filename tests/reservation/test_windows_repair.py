@@ -19,7 +19,7 @@ from dispatcher import (
 from dispatcher.message import new_id
 from dispatcher.operations import verification
 from dispatcher.redis.keys import shard_of
-from dispatcher.reservation import Terms
+from dispatcher.reservation.booking import Terms
 from dispatcher.store.schema import Addition
 from dispatcher.times.clock import SystemClock
 from dispatcher.times.send_time import to_ms

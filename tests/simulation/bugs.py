@@ -13,7 +13,7 @@ from sqlalchemy import and_
 from dispatcher.delivery.group import permit_of
 from dispatcher.errors import OutcomeUnknown, StoreUnavailable, TooLate
 from dispatcher.message import Status
-from dispatcher.reservation import BookingRequest
+from dispatcher.reservation.booking import BookingRequest
 from dispatcher.store.claims import ClaimChanges, change
 from tests.simulation.runs import Found, search
 from tests.support.planting import Seams, nothing, planted
@@ -189,7 +189,7 @@ BUGS: Mapping[str, Seams] = {
     "unconfirmed reservations not settled": {
         "delivery.reconciler.Reconciler._settle_unconfirmed": lambda _: lambda _: Counter()
     },
-    "only the first shard withdrawn": {"reservation.Windows.withdraw": _first_legs},
+    "only the first shard withdrawn": {"reservation.windows.Windows.withdraw": _first_legs},
     "suppressed recipients are claimed": {"store.claims._wanted": _suppressed_too},
     "tried messages count as overdue": {"app.overdue": _tried_too},
 }

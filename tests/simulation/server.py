@@ -10,7 +10,7 @@ from typing import Any, cast
 from redis import Redis
 
 from dispatcher.redis.keys import scope_of
-from dispatcher.reservation import Fence
+from dispatcher.reservation.fence import Fence
 from dispatcher.testing.clock import RedisTime
 from dispatcher.testing.servers import servers
 from dispatcher.times.send_time import to_ms

@@ -23,7 +23,8 @@ from dispatcher.delivery import (
 )
 from dispatcher.errors import DispatcherError
 from dispatcher.message import Message, Outcome, Status
-from dispatcher.reservation import Fence, booking, shards
+from dispatcher.reservation import booking, shards
+from dispatcher.reservation.fence import Fence
 from dispatcher.store import database
 from dispatcher.submission import pipeline
 from dispatcher.times.send_time import to_ms

@@ -12,7 +12,7 @@ from sqlalchemy import update
 
 from dispatcher import Message, MessageNotFound, QuotaExceeded, StoreUnavailable
 from dispatcher.message import new_id
-from dispatcher.reservation import Submit, Terms
+from dispatcher.reservation.booking import Submit, Terms
 from dispatcher.times.send_time import to_ms
 from tests.support.all_windows import let_graces_pass
 from tests.support.doubles import Between, once, raising

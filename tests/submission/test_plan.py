@@ -24,7 +24,8 @@ from dispatcher import (
 )
 from dispatcher.message import new_id
 from dispatcher.redis.scripts import replies_of
-from dispatcher.reservation import Copies, Submit
+from dispatcher.reservation.booking import Submit
+from dispatcher.reservation.plan import Copies
 from dispatcher.submission.validation import validate
 from dispatcher.times.send_time import to_ms
 from tests.support.house import BODY, FAR, House

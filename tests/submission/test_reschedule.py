@@ -22,7 +22,7 @@ from dispatcher import (
 )
 from dispatcher.cli.output import outcome_text
 from dispatcher.faults import InjectedFault, arm
-from dispatcher.reservation import Terms
+from dispatcher.reservation.booking import Terms
 from dispatcher.store.messages import NewSlot
 from dispatcher.store.schema import Movable
 from dispatcher.times.send_time import to_ms

@@ -20,7 +20,7 @@ from dispatcher import (
     Status,
     StoreUnavailable,
 )
-from dispatcher.reservation import BookingRequest
+from dispatcher.reservation.booking import BookingRequest
 from dispatcher.submission.reserver import LOOKING_SECONDS
 from dispatcher.submission.validation import terms_for
 from dispatcher.times.send_time import to_ms

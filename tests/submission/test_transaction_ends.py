@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from dispatcher import StoreUnavailable
 from dispatcher.message import new_id
-from dispatcher.reservation import Terms
+from dispatcher.reservation.booking import Terms
 from dispatcher.store.database import Database
 from dispatcher.times.send_time import to_ms
 from tests.support.callers import SOON, callers_engine, order, ordered, queued, remind

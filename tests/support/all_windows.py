@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from dispatcher.message import Status
 from dispatcher.redis.keys import shard_of
-from dispatcher.reservation import member_of
+from dispatcher.reservation.encoding import member_of
 from dispatcher.scope import Scope, counted
 from dispatcher.store.schema import VOID
 from dispatcher.times.send_time import to_ms

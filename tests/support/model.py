@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo
 from dispatcher.errors import QuietHours, QuotaExceeded, SlotRefused
 from dispatcher.quota import AnyQuota
 from dispatcher.quota import Quota as RollingQuota
-from dispatcher.reservation import Terms
+from dispatcher.reservation.booking import Terms
 from dispatcher.scope import Scope
 from dispatcher.times.periods import CalendarUnit
 from dispatcher.times.quiet_hours import Hours

@@ -20,18 +20,11 @@ from dispatcher.message import new_id
 from dispatcher.quota import AnyQuota, Quota
 from dispatcher.redis.client import after_set_up, repeated
 from dispatcher.redis.keys import ShardKeys, shard_of
-from dispatcher.reservation import (
-    BookingRequest,
-    Fence,
-    Rules,
-    Slot,
-    Submit,
-    Terms,
-    Unconfirmed,
-    Upkeep,
-    Windows,
-    longest_ms,
-)
+from dispatcher.reservation.booking import BookingRequest, Slot, Submit, Terms
+from dispatcher.reservation.encoding import Rules, longest_ms
+from dispatcher.reservation.fence import Fence
+from dispatcher.reservation.upkeep import Unconfirmed, Upkeep
+from dispatcher.reservation.windows import Windows
 from dispatcher.scope import OWN_SCOPE, Scope
 from dispatcher.times.send_time import from_ms, to_ms
 

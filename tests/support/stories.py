@@ -14,7 +14,7 @@ from uuid import UUID
 from dispatcher.errors import SlotRefused
 from dispatcher.message import new_id
 from dispatcher.quota import AnyQuota, Quota
-from dispatcher.reservation import BookingRequest, Slot
+from dispatcher.reservation.booking import BookingRequest, Slot
 from dispatcher.scope import OWN_SCOPE, Scope, counted, of_scope_on
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.model import Ledger, Wish

@@ -29,7 +29,8 @@ from dispatcher.errors import (
 )
 from dispatcher.message import Draft, Message
 from dispatcher.problems import status_of
-from dispatcher.reservation import LastRefusal, QuotaTimeline, Span, Timeline
+from dispatcher.reservation.refusals import LastRefusal
+from dispatcher.reservation.timeline import QuotaTimeline, Span, Timeline
 from dispatcher.store.lists import Pause
 from dispatcher.times import send_time, zones
 from dispatcher.times.send_time import from_ms, to_ms

@@ -8,8 +8,7 @@ from itertools import combinations
 import pytest
 
 from dispatcher import InvalidSendTime
-from dispatcher.reservation import Timeline
-from dispatcher.reservation.timeline import WindowTimeline
+from dispatcher.reservation.timeline import Timeline, WindowTimeline
 from dispatcher.web.pages import calendar
 from dispatcher.web.pages.site import local_text, read_time
 
