@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ class Templates:
         self._channels = channels
         self._max_bytes = max_bytes
         self._max_depth = max_depth
-        self._read: dict[str, _ChannelTemplates] = {}
+        self._of = cache(lambda name: _ChannelTemplates(f"channels.{name}", channels[name]))
 
     def fill(self, draft: Draft) -> Draft:
         """Return the draft with a body, if its channel is known."""
@@ -71,12 +71,6 @@ class Templates:
                 path = f"channels.{name}.templates.{template}"
                 problems[path] = refusal_of(partial(templates.template, template))
         return problems
-
-    def _of(self, channel: str) -> _ChannelTemplates:
-        if channel not in self._read:
-            field = f"channels.{channel}"
-            self._read[channel] = _ChannelTemplates(field, self._channels[channel])
-        return self._read[channel]
 
 
 class _ChannelTemplates:

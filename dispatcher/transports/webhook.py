@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
 import certifi
@@ -193,8 +193,8 @@ class WebhookTransport:
             keys = [key if receiver is None else _derived(key, receiver) for key in self._keys]
             signatures = [Webhook(key).sign(message_id, now, text) for key in keys]
             headers["webhook-signature"] = " ".join(signatures)
-        answer = self._post(target, headers, content)
-        return receipt_of(answer, now=self._clock.now(), closes_channel=receiver is None)
+        status, answered = self._post(target, headers, content)
+        return receipt_of(status, answered, now=self._clock.now(), closes_channel=receiver is None)
 
     def close(self) -> None:
         """End the connections that are kept."""
@@ -227,8 +227,10 @@ class WebhookTransport:
             }
         ).encode()
 
-    def _post(self, target: Target, headers: Mapping[str, str], content: bytes) -> HttpAnswer:
-        """Post ``content`` and return the answer, both until the deadline.
+    def _post(
+        self, target: Target, headers: Mapping[str, str], content: bytes
+    ) -> tuple[int, Mapping[str, str]]:
+        """Post ``content``; return the answer's status and headers, both until the deadline.
 
         Once the line with its status has come, that status is the answer, whatever is wrong with
         the rest. Raises PermanentFailure, TemporaryFailure, and PerhapsSent where something was
@@ -258,16 +260,16 @@ class WebhookTransport:
                 kind = type(error).__name__
                 raise TemporaryFailure(f"the request was not sent: {kind}") from None
             if (status := _STATUS.match(exchange.head)) is not None:
-                return HttpAnswer(int(status[1]), {})
+                return int(status[1]), {}
             if isinstance(error, TimeoutError):
                 raise PerhapsSent("no answer came in time") from None
             raise PerhapsSent("the connection broke before an answer") from None
         finally:
             (self._idle.give if connection.is_available() else _end)(connection)
-        named = {name.decode("latin-1").lower(): value for name, value in response.headers}
-        return HttpAnswer(
-            response.status, {name: value.decode("latin-1") for name, value in named.items()}
-        )
+        return response.status, {
+            name.decode("latin-1").lower(): value.decode("latin-1")
+            for name, value in response.headers
+        }
 
     def _connection_to(self, origin: httpcore.Origin) -> httpcore.HTTPConnection:
         while connection := self._idle.take(lambda kept: kept.can_handle_request(origin)):
@@ -296,19 +298,18 @@ def _checked(headers: object, has_url: bool) -> dict[str, str]:
     return {name.lower(): value for name, value in headers.items()}
 
 
-def receipt_of(answer: HttpAnswer, *, now: datetime, closes_channel: bool) -> str:
+def receipt_of(
+    status: int, headers: Mapping[str, str], *, now: datetime, closes_channel: bool
+) -> str:
     """Return the receipt of a message that was taken: the status, and an id of the request.
 
     Raises PermanentFailure, TemporaryFailure or PerhapsSent. ``closes_channel``: whether there is
     one server for the whole channel, so that a wait it asks for, or credentials it refuses, are
     those of all messages. No text quotes the answer, which may quote the message.
     """
-    status = answer.status
     if 200 <= status < 300:  # noqa: PLR2004 - RFC 9110: successful
         named = (
-            f" {name}={answer.headers[name][:_LONGEST_ID]}"
-            for name in _REQUEST_IDS
-            if answer.headers.get(name)
+            f" {name}={headers[name][:_LONGEST_ID]}" for name in _REQUEST_IDS if headers.get(name)
         )
         return f"{status}{next(named, '')}"
     said = f"the server answered {status}"
@@ -316,7 +317,7 @@ def receipt_of(answer: HttpAnswer, *, now: datetime, closes_channel: bool) -> st
         raise PermanentFailure(f"{said}, a redirect; none is followed: give the final URL")
     if status in _OF_GATEWAYS:
         raise PerhapsSent(f"{said}: a gateway, whose server may have the message")
-    wait = _wait(answer.headers.get("retry-after"), now) if status in _ASKS_TO_WAIT else None
+    wait = _wait(headers.get("retry-after"), now) if status in _ASKS_TO_WAIT else None
     if wait is not None or status in _TEMPORARY or 500 <= status < 600:  # noqa: PLR2004 - server error
         closes = closes_channel and wait is not None
         raise TemporaryFailure(said, wait, closes_channel=closes)
@@ -365,13 +366,6 @@ def _key(secret: object) -> bytes:
     if not _SHORTEST_KEY <= len(key) <= _LONGEST_KEY:
         raise InvalidSettings("secrets", f"one holds {len(key)} bytes", _ACCEPTED)
     return key
-
-
-class HttpAnswer(NamedTuple):
-    """A status and headers, with names in lower case; none where they cannot be read."""
-
-    status: int
-    headers: Mapping[str, str]
 
 
 class _Exchange(Deadline):
