@@ -3,16 +3,13 @@
 -- Included. State STRING of that time, ms
 -- Words none
 
-local cool_down = {}
+local cool_down = {words = 0}
 kinds.cool_down = cool_down
 
-function cool_down.read(index, at)
-  local ends = redis.call('GET', KEYS[index])
+function cool_down.read(key)
+  local ends = redis.call('GET', key)
   local left = ends and math.max(0, ends - now) or 0
-  return {
-    kind = cool_down, index = index,
-    count = 0, room = left > 0 and 0 or math.huge, left = left
-  }, at
+  return {room = left > 0 and 0 or math.huge, left = left}
 end
 
 function cool_down.wait(state)

@@ -6,19 +6,17 @@
 -- Redis drops a key once the time is later than its expiry, so a window of some length expires one
 -- millisecond before its end.
 
-local counter_per_key = {}
+local counter_per_key = {words = 2}
 kinds.counter_per_key = counter_per_key
 
-function counter_per_key.read(index, at)
-  local count, length = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
-  local value = redis.call('GET', KEYS[index])
+function counter_per_key.read(key, count, length)
+  local value = redis.call('GET', key)
   local taken = value and tonumber(value) or 0
-  local left = value and redis.call('PTTL', KEYS[index]) + 1 or 0
+  local left = value and redis.call('PTTL', key) + 1 or 0
+  length = tonumber(length)
   return {
-    kind = counter_per_key, index = index, count = count, room = count - taken, length = length,
-    open = left > 0,
-    left = left > 0 and left or length
-  }, at + 2
+    room = count - taken, length = length, open = left > 0, left = left > 0 and left or length
+  }
 end
 
 function counter_per_key.wait(state, n, ahead)
@@ -26,9 +24,9 @@ function counter_per_key.wait(state, n, ahead)
 end
 
 function counter_per_key.take(state, n)
-  redis.call('INCRBY', KEYS[state.index], n)
+  redis.call('INCRBY', state.key, n)
   if not state.open then
-    redis.call('PEXPIREAT', KEYS[state.index], now + state.length - 1)
+    redis.call('PEXPIREAT', state.key, now + state.length - 1)
     state.open = true
   end
   state.room = state.room - n
@@ -44,6 +42,6 @@ function counter_per_key.back(state, n, _, at)
   if not state.open or at / 1000 < opened or state.room + n > state.count then
     return 0
   end
-  redis.call('DECRBY', KEYS[state.index], n)
+  redis.call('DECRBY', state.key, n)
   return n
 end

@@ -7,62 +7,45 @@
 --
 -- The state has the end, so that it is exact to the millisecond; the expiry only tidies up.
 
-local fixed_window = {}
+local fixed_window = {words = 2}
 kinds.fixed_window = fixed_window
-local bounds = '<ddddd'
-local length_of_bounds = struct.size(bounds)
+local length_of_bounds = struct.size('<ddddd')
 
--- Where the window of the present begins and ends; nothing when it is not among the first four.
-local function window(packed)
-  local first, second, third, fourth, fifth = struct.unpack(bounds, packed)
-  if now < first or now >= fifth then
-    return
-  elseif now < second then
-    return first, second
-  elseif now < third then
-    return second, third
-  elseif now < fourth then
-    return third, fourth
-  end
-  return fourth, fifth
+local function bound(packed, place)
+  local instant = struct.unpack('<d', packed, 8 * math.min(place, #packed / 8) - 7)
+  return instant
 end
 
--- The bound that lies so many windows after the end of the present one.
-local function further_bound(state, further)
-  local packed, many = state.bounds, #state.bounds / 8
-  if not state.ends_at then
-    local at = 1
-    while at < many and struct.unpack('<d', packed, 8 * at - 7) < state.ends do
-      at = at + 1
-    end
-    state.ends_at = at
+-- The place of the first bound from an instant on, else of the last one.
+local function place_from(packed, instant)
+  local place = 1
+  while place < #packed / 8 and bound(packed, place) < instant do
+    place = place + 1
   end
-  local at = math.min(state.ends_at + further, many)
-  local bound = struct.unpack('<d', packed, 8 * at - 7)
-  return bound
+  return place
 end
 
-function fixed_window.read(index, at)
-  local count, word, length, begins, ends = tonumber(ARGV[at]), ARGV[at + 1], nil, nil, nil
+function fixed_window.read(key, count, word)
+  local length, begins, ends
   if #word >= length_of_bounds then
-    begins, ends = window(word)
-    if not ends then
+    local place = place_from(word, now + 1)
+    begins, ends = bound(word, math.max(1, place - 1)), bound(word, place)
+    if now < begins or now >= ends or place > 5 then
       return nil
     end
   else
     length = tonumber(word)
     ends = now + length
   end
-  local value, taken, old_end = redis.call('GET', KEYS[index]), 0, 0
+  local value, taken, old_end = redis.call('GET', key), 0, 0
   if value then
     taken, old_end = struct.unpack('<dd', value)
   end
   local open = old_end > now
   return {
-    kind = fixed_window, index = index, count = count,
     room = open and count - taken or count, ends = open and old_end or ends,
     open = open, length = length, begins = begins, bounds = word
-  }, at + 2
+  }
 end
 
 function fixed_window.wait(state, n, ahead)
@@ -70,12 +53,16 @@ function fixed_window.wait(state, n, ahead)
   if state.length then
     return state.ends - now + further * state.length
   end
-  return (further == 0 and state.ends or further_bound(state, further)) - now
+  if further == 0 then
+    return state.ends - now
+  end
+  state.ends_at = state.ends_at or place_from(state.bounds, state.ends)
+  return bound(state.bounds, state.ends_at + further) - now
 end
 
 function fixed_window.take(state, n)
   state.room = state.room - n
-  local key, value = KEYS[state.index], struct.pack('<dd', state.count - state.room, state.ends)
+  local key, value = state.key, struct.pack('<dd', state.count - state.room, state.ends)
   if state.open then
     redis.call('SET', key, value, 'KEEPTTL')
   else

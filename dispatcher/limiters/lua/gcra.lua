@@ -9,23 +9,20 @@
 -- numbers are whole. The highest level is below 2^53, so that nothing is rounded. The key lives for
 -- longer than it must, so that its life need not be set anew with each permit, which costs more.
 
-local gcra = {}
+local gcra = {words = 3}
 kinds.gcra = gcra
 
-function gcra.read(index, at)
-  local count, rise, fall = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+function gcra.read(key, count, rise, fall)
+  rise, fall = tonumber(rise), tonumber(fall)
   local level, ends = 0, 0
-  local value = redis.call('GET', KEYS[index])
+  local value = redis.call('GET', key)
   if value then
     local stored, at_us
     stored, at_us, ends = struct.unpack('<ddd', value)
     level = math.max(0, stored - (now_us - at_us) * fall)
   end
   local room = math.floor((count * rise - level) / rise)
-  return {
-    kind = gcra, index = index, count = count,
-    room = room, rise = rise, fall = fall, level = level, ends = ends
-  }, at + 3
+  return {room = room, rise = rise, fall = fall, level = level, ends = ends}
 end
 
 local function ms_to_fall(state, by)
@@ -36,12 +33,12 @@ local function store(state)
   local life = ms_to_fall(state, state.level) + 1
   if state.ends >= now + life then
     local value = struct.pack('<ddd', state.level, now_us, state.ends)
-    redis.call('SET', KEYS[state.index], value, 'KEEPTTL')
+    redis.call('SET', state.key, value, 'KEEPTTL')
   else
     life = life + ms_to_fall(state, state.count * state.rise)
     state.ends = now + life
     local value = struct.pack('<ddd', state.level, now_us, state.ends)
-    redis.call('SET', KEYS[state.index], value, 'PX', life)
+    redis.call('SET', state.key, value, 'PX', life)
   end
 end
 

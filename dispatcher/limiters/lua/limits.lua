@@ -1,15 +1,14 @@
 -- Shared by the scripts of limiters: the time, the limits of a call, and remembered permits.
 --
 -- Included. The parts put one table per algorithm into kinds, with these functions:
---   read(index, at)          state of KEYS[index], whose words are the ARGV from at on; and where
---                            the words after them begin
+--   read(key, count, ...)    its state, by its words
 --   wait(state, n, ahead)    ms until n permits are free, when other requests take ahead first
 --   take(state, n, id)       take n permits, of which there is room
 --   whole(state)             ms until nothing that was taken counts any more
 --   back(state, n, id, at)   return n permits that were taken at that time, µs; how many it was
 --   knows(state, id)         how many permits of that id count; only where members are ids
--- and with holds = true where permits end when they are returned.
--- A state has kind, index, count (the most it ever gives at once, 0: any number) and room: how many
+-- and with words, how many it has, and holds = true where permits end when they are returned.
+-- A state has kind, key, count (the most it ever gives at once, 0: any number) and room: how many
 -- permits it would give now.
 -- Reading writes nothing. Numbers go to Redis as they are, and not as text, which costs more.
 
@@ -26,12 +25,14 @@ local kinds = {}
 local function read_limits(at, first)
   local limits = {}
   for index = first, #KEYS do
-    local state
-    state, at = kinds[ARGV[at]].read(index, at + 1)
+    local kind, key, count = kinds[ARGV[at]], KEYS[index], tonumber(ARGV[at + 1])
+    local state = kind.read(key, count, ARGV[at + 2], ARGV[at + 3])
     if not state then
       return nil
     end
+    state.kind, state.key, state.count = kind, key, kind.words > 0 and count or 0
     limits[index - first + 1] = state
+    at = at + 1 + kind.words
   end
   return limits, at
 end

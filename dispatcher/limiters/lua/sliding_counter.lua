@@ -7,13 +7,13 @@
 --
 -- count * length is below 2^53, so that nothing is rounded.
 
-local sliding_counter = {}
+local sliding_counter = {words = 2}
 kinds.sliding_counter = sliding_counter
 
-function sliding_counter.read(index, at)
-  local count, length = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
+function sliding_counter.read(key, count, length)
+  length = tonumber(length)
   local stretch, previous, present = math.floor(now / length), 0, 0
-  local value, old, earlier, later = redis.call('GET', KEYS[index]), -1, 0, 0
+  local value, old, earlier, later = redis.call('GET', key), -1, 0, 0
   if value then
     old, earlier, later = struct.unpack('<ddd', value)
   end
@@ -24,10 +24,10 @@ function sliding_counter.read(index, at)
   end
   local passed = math.max(0, now - stretch * length)
   return {
-    kind = sliding_counter, index = index, count = count, length = length, stretch = stretch,
+    length = length, stretch = stretch,
     room = count - present - math.ceil(previous * (length - passed) / length),
     previous = previous, present = present, open = old == stretch
-  }, at + 2
+  }
 end
 
 -- Stretch by stretch: requests ahead take the room of each before its end. Their number only grows
@@ -55,7 +55,7 @@ function sliding_counter.wait(state, n, ahead)
 end
 
 local function keep_stretches(state)
-  local key, value = KEYS[state.index],
+  local key, value = state.key,
     struct.pack('<ddd', state.stretch, state.previous, state.present)
   if state.open then
     redis.call('SET', key, value, 'KEEPTTL')

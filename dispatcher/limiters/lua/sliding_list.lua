@@ -6,11 +6,11 @@
 --
 -- Times that do not count any more are at the end of the list; the next permit cuts them off.
 
-local sliding_list = {}
+local sliding_list = {words = 2}
 kinds.sliding_list = sliding_list
 
-function sliding_list.read(index, at)
-  local key, count, length = KEYS[index], tonumber(ARGV[at]), tonumber(ARGV[at + 1])
+function sliding_list.read(key, count, length)
+  length = tonumber(length)
   local since = now - length
   local size = redis.call('LLEN', key)
   local taken = size
@@ -26,22 +26,19 @@ function sliding_list.read(index, at)
       end
     end
   end
-  return {
-    kind = sliding_list, index = index, count = count,
-    room = count - taken, length = length, stale = size > taken, newest = nil
-  }, at + 2
+  return {room = count - taken, length = length, stale = size > taken, newest = nil}
 end
 
 function sliding_list.wait(state, n, ahead)
   local cycles = math.floor((ahead + n - 1) / state.count)
   local rank = state.count - (ahead + n - cycles * state.count)
-  local at = redis.call('LINDEX', KEYS[state.index], rank)
+  local at = redis.call('LINDEX', state.key, rank)
   at = at and tonumber(at) or now - state.length
   return math.max(0, at + state.length - now) + cycles * state.length
 end
 
 function sliding_list.take(state, n)
-  local key, taken = KEYS[state.index], state.count - state.room
+  local key, taken = state.key, state.count - state.room
   if not state.newest then
     if state.stale and taken == 0 then
       redis.call('DEL', key)
@@ -73,7 +70,7 @@ function sliding_list.whole(state)
   if state.room >= state.count then
     return 0
   end
-  local newest = state.newest or tonumber(redis.call('LINDEX', KEYS[state.index], 0))
+  local newest = state.newest or tonumber(redis.call('LINDEX', state.key, 0))
   return newest + state.length - now
 end
 
@@ -82,5 +79,5 @@ function sliding_list.back(state, n, _, at)
   if taken_at <= now - state.length then
     return 0
   end
-  return redis.call('LREM', KEYS[state.index], n, taken_at)
+  return redis.call('LREM', state.key, n, taken_at)
 end

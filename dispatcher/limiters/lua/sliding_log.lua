@@ -11,29 +11,26 @@
 -- One call in sixteen removes members that do not count any more. The key outlives each that counts,
 -- also holds that another limit of this name took for longer.
 local function kept_limit(holds)
-  local kind = {holds = holds}
+  local kind = {words = 2, holds = holds}
 
-  function kind.read(index, at)
-    local count, length = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
+  function kind.read(key, count, length)
+    length = tonumber(length)
     local lasts = holds and 0 or length
-    local taken = redis.call('ZCOUNT', KEYS[index], now - lasts + 1, '+inf')
-    return {
-      kind = kind, index = index, count = count, room = count - taken,
-      length = length, lasts = lasts, taken = taken, begun = false
-    }, at + 2
+    local taken = redis.call('ZCOUNT', key, now - lasts + 1, '+inf')
+    return {room = count - taken, length = length, lasts = lasts, taken = taken, begun = false}
   end
 
   -- Of the members, newest first, all but the first count - n must have ended.
   function kind.wait(state, n, ahead)
     local cycles = math.floor((ahead + n - 1) / state.count)
     local rank = state.count - (ahead + n - cycles * state.count)
-    local member = redis.call('ZREVRANGE', KEYS[state.index], rank, rank, 'WITHSCORES')
+    local member = redis.call('ZREVRANGE', state.key, rank, rank, 'WITHSCORES')
     local at = member[2] and tonumber(member[2]) or now - state.lasts
     return math.max(0, at + state.lasts - now) + cycles * state.length
   end
 
   function kind.take(state, n, id)
-    local key = KEYS[state.index]
+    local key = state.key
     add_members(key, now + state.length - state.lasts, id, n)
     if not state.begun then
       if now_us % 16 == 0 then
@@ -52,12 +49,12 @@ local function kept_limit(holds)
     elseif state.begun and not holds then
       return state.length
     end
-    local last = redis.call('ZREVRANGE', KEYS[state.index], 0, 0, 'WITHSCORES')
+    local last = redis.call('ZREVRANGE', state.key, 0, 0, 'WITHSCORES')
     return last[2] and math.max(0, last[2] + state.lasts - now) or 0
   end
 
   function kind.knows(state, id)
-    local key = KEYS[state.index]
+    local key = state.key
     local at = redis.call('ZSCORE', key, id)
     if not at or at + state.lasts <= now then
       return 0
@@ -66,7 +63,7 @@ local function kept_limit(holds)
   end
 
   function kind.back(state, n, id)
-    return remove_members(KEYS[state.index], id, n)
+    return remove_members(state.key, id, n)
   end
 
   return kind
