@@ -137,8 +137,8 @@ def recovery(running: Environment, fault: Fault) -> float:
 
     def first() -> int | None:
         """Return when the first message that was due after the end began to be sent."""
-        begun = (line.at_us for line in running.ledger()
-                 if line.event == "begin" and line.send_at_ms * 1_000 >= ended_us)  # fmt: skip
+        begun = (line["at"] for line in running.ledger()
+                 if line["kind"] == "begin" and line["send_at_ms"] * 1_000 >= ended_us)  # fmt: skip
         return min(begun, default=None)
 
     try:

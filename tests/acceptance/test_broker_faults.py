@@ -69,7 +69,7 @@ def test_a_worker_comes_back_to_its_broker_and_hands_over_again_what_it_held(
         """Whether the worker has begun to wait with each task; the broker's index tells sooner."""
         replies = app.control.inspect(timeout=2.0, limit=1).scheduled() or {}
         waiting = sum(len(each) for each in replies.values())
-        return waiting + len({line.id for line in running.ledger()}) >= len(accepted)
+        return waiting + len({line["id"] for line in running.ledger()}) >= len(accepted)
 
     with create_app(running.settings, submitting=True) as app:
         wait_until(are_held)

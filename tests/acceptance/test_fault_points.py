@@ -19,7 +19,8 @@ from tests.support.environment import (
     Environment,
     Maker,
 )
-from tests.support.ledger import Ledger, read
+from tests.support.history import read
+from tests.support.ledger import Ledger
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.long
@@ -68,7 +69,7 @@ def test_a_worker_told_to_stop_ends_its_send_and_puts_back_the_rest_of_its_group
     wait_until(running.ledger)
     running.stop("worker")
     standing = running.stored()
-    begun = {line.id for line in running.ledger()}
+    begun = {UUID(line["id"]) for line in running.ledger()}
     assert 1 <= len(begun) < len(group), "in the midst of a group"
     for message in group:
         status = standing.rows[str(message.id)]["status"]
@@ -80,8 +81,9 @@ def test_a_worker_told_to_stop_ends_its_send_and_puts_back_the_rest_of_its_group
     running.wait_until_ended()
     running.check(group)
     lasting = running.submit("lasting", body={"seconds": 2 * SEND_SECONDS})
-    begun_at = wait_until(lambda: max((each.at_us for each in running.ledger()
-                                       if each.id == lasting.id), default=0), 15)  # fmt: skip
+    ours = str(lasting.id)
+    begun_at = wait_until(lambda: next((each["at"] for each in running.ledger()
+                                        if each["id"] == ours), 0), 15)  # fmt: skip
     wait_until(lambda: time.time() - begun_at / 1e6 > SEND_SECONDS / 2)
     running.stop("worker")  # its task has ended, its send has not
     running.check([*group, lasting])

@@ -246,7 +246,7 @@ class Poisoned:
 
 def deliver_one(running: Environment) -> None:
     message = running.submit(f"somebody {uuid4()}")
-    wait_until(lambda: message.id in {line.id for line in running.ledger()}, 60)
+    wait_until(lambda: str(message.id) in {line["id"] for line in running.ledger()}, 60)
 
 
 @pytest.fixture(scope="module")

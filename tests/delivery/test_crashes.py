@@ -34,9 +34,9 @@ from tests.support.crashes import (
     published,
     reconcile,
 )
-from tests.support.dying import stop_at_first_send
 from tests.support.house import BODY, House
 from tests.support.house_fixtures import Build, on_postgresql
+from tests.support.ledger import stop_at_first_send
 from tests.support.waiting import wait_until
 
 SENT, UNKNOWN = Outcome.SENT, Outcome.UNKNOWN
@@ -54,9 +54,9 @@ Make = Callable[..., House]
 def make(build: Build, tmp_path: Path) -> Make:
     """Give a maker of houses whose channel writes to a ledger; their time is the machine's."""
 
-    def made(transport: str = "tests.support.ledger:Ledger", **settings: Any) -> House:
+    def made(**settings: Any) -> House:
         channel = {
-            "transport": transport,
+            "transport": "tests.support.ledger:Ledger",
             "options": {"path": str(tmp_path / "ledger")},
             "max_attempts": settings.pop("max_attempts", 10),
         }
@@ -106,7 +106,7 @@ def cancels(dispatcher: Dispatcher, message: Message) -> None:
 
 def begun(house: House) -> list[str]:
     """Return the scopes whose send began, in order, each as often as it did."""
-    return [line.scope for line in lines(house) if line.event == "begin"]
+    return [line["scope"] for line in lines(house) if line["kind"] == "begin"]
 
 
 def unknown(house: House) -> int:
@@ -231,7 +231,7 @@ def a_prune(house: House) -> Story:
     heal(house)
     long_ago = house.database_time() - house.settings.retention * 2
     house.change(old, finished_at=long_ago, send_at=long_ago)
-    Path(house.settings.channels[CHANNEL].options["path"]).unlink()
+    Path(house.settings.channels[CHANNEL].options["path"]).write_text("")
     young = due(house)
     yield sweeps, "prune"
     assert {message.id for message in house.dispatcher.select()} == {*ids(young)}
@@ -359,7 +359,7 @@ def test_a_worker_frozen_past_its_claim_does_not_send_when_it_goes_on(
 
 @on_postgresql
 def test_a_poison_message_fails_after_its_tries_and_its_neighbours_are_sent(make: Make) -> None:
-    house = make("tests.support.dying:Poisoned", max_attempts=3)
+    house = make(max_attempts=3)
     [poison] = due(house, "poison", poison=True)
     neighbours = due(house)
     tasks = [[*neighbours[:2], poison, *neighbours[2:]]]

@@ -12,6 +12,7 @@ from dispatcher.message import Message
 from dispatcher.times.send_time import to_ms
 from tests.simulation.faults import Tell, Weather
 from tests.simulation.scheduler import START, Process, Scheduler
+from tests.support.ledger import a_send
 
 
 @dataclass(slots=True)
@@ -85,15 +86,5 @@ class SimTransport:
         raise TemporaryFailure("busy", timedelta(seconds=rng.random()))
 
     def _line(self, kind: str, message: Message, **more: str) -> None:
-        line = {
-            "kind": kind,
-            "at": to_ms(START) * 1_000 + self._scheduler.now_us + self._shift_us,
-            "id": str(message.id),
-            "attempt": message.attempt_count,
-            "pid": 0,
-            "scope": message.scope,
-            "channel": message.channel,
-            "digest": "",
-            "send_at_ms": to_ms(message.send_at),
-        }
-        self._provider.lines.append(line | more)
+        at = to_ms(START) * 1_000 + self._scheduler.now_us + self._shift_us
+        self._provider.lines.append(a_send(message, kind=kind, at=at, **more))

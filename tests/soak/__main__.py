@@ -22,11 +22,10 @@ import psycopg
 
 from tests.soak.faults import BY_NAME
 from tests.soak.nemesis import FAULTS_A_MINUTE, Nemesis, Strike, schedule
-from tests.soak.recorder import Recorder, read
 from tests.soak.seeded import BUGS
 from tests.soak.stage import BEATS, CLIENTS, WORKERS, Stage
 from tests.support.environment import ROOT
-from tests.support.history import ENDED, History
+from tests.support.history import ENDED, History, Recorder, read
 from tests.support.judge import Violation, is_frozen, judge, recoveries
 from tests.support.waiting import wait_until
 from tests.support.workplace import workplace

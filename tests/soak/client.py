@@ -27,9 +27,8 @@ from dispatcher.errors import (
 )
 from dispatcher.message import Draft, Message
 from dispatcher.times.send_time import to_ms
-from tests.soak.contents import CHANNELS, body_of, people_of, tag_of
-from tests.soak.recorder import Recorder, digest_of, read
-from tests.support.history import now_us
+from tests.soak.contents import CHANNELS, body_of, digest_of, people_of, tag_of
+from tests.support.history import Recorder, now_us, read
 
 _AHEAD_SECONDS = 5.0
 _TRIES = 4

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,3 +34,8 @@ def body_of(
 
 def tag_of(body: Mapping[str, Any]) -> str | None:
     return body.get("tag") or body.get("subject")
+
+
+def digest_of(channel: str, recipient: str, body: Mapping[str, Any]) -> str:
+    text = json.dumps([channel, recipient, body], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -17,9 +17,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple, Self
 
-from tests.soak.contents import EMAIL, WEBHOOK, tag_of
-from tests.soak.noted import ATTEMPT, PROCESS
-from tests.soak.recorder import Recorder, digest_of
+from tests.soak.contents import EMAIL, WEBHOOK, digest_of, tag_of
+from tests.soak.provider import ATTEMPT, PROCESS
+from tests.support.history import Recorder
 from tests.support.http_receiver import Handler, pause, receiving
 from tests.support.mail import CLOSE, HANG, ScriptedServer
 

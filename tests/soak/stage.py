@@ -17,12 +17,11 @@ from psycopg.rows import DictRow, dict_row
 from dispatcher import Dispatcher, Settings
 from dispatcher.errors import ReservationsUnavailable, StoreUnavailable
 from dispatcher.store.database import Database
-from tests.soak.contents import CANARY, EMAIL, PERSON, WEBHOOK, tag_of
+from tests.soak.contents import CANARY, EMAIL, PERSON, WEBHOOK, digest_of, tag_of
 from tests.soak.receivers import Receivers
-from tests.soak.recorder import Recorder, digest_of, read
 from tests.support.cluster import MASTERS, QUICK_MS, Cluster, three_masters
 from tests.support.environment import child_environment
-from tests.support.history import now_us
+from tests.support.history import Recorder, now_us, read
 from tests.support.lines import Lines, places, stored, terms_of
 from tests.support.proxy import Proxy
 from tests.support.servers import HARNESS, PostgresServer, RedisServer
@@ -112,7 +111,7 @@ class Stage:
         }
         received = {
             name: patience
-            | {"transport": f"tests.soak.noted:{name.title()}", "limits": LIMITS[name]}
+            | {"transport": f"tests.soak.provider:{name.title()}", "limits": LIMITS[name]}
             | {"options": {"path": path} | options}
             for name, options in self.receivers.options().items()
         }

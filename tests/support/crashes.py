@@ -18,9 +18,8 @@ from dispatcher import Dispatcher, Settings, faults
 from dispatcher.faults import VARIABLE, InjectedFault, arm
 from dispatcher.message import Outcome, Status
 from tests.support import judge as judging
-from tests.support import ledger
 from tests.support.all_windows import let_graces_pass, pending_entries
-from tests.support.history import FINAL, History
+from tests.support.history import FINAL, History, read
 from tests.support.house import House
 from tests.support.lines import places, stored, terms_of, told
 from tests.support.processes import forking
@@ -124,8 +123,9 @@ def judge(
     settings = house.settings
     terms = terms_of(settings, ends=("sent", "cancelled"))
     there = places(house.redis, settings.namespace)
-    known = [*told(accepted, cancelled), *ledger.sent(lines(house)), *there]
-    assert judging.judge([terms, *known, *stored(house.database, settings.quotas_of)]) == []
+    known = [*told(accepted, cancelled), *lines(house), *there]
+    problems = judging.judge([terms, *known, *stored(house.database, settings.quotas_of)])
+    assert [*map(str, problems)] == []
     assert pending_entries(house) == []
     assert house.dispatcher.verify_windows().equal
     assert_permits_are_right(house, extra=extra_permits)
@@ -143,7 +143,7 @@ def assert_permits_are_right(house: House, *, extra: int) -> None:
     assert len(logged) == len(set(logged))
     rows = house.attempt_rows()
     known = {row[0].bytes + row[1].to_bytes(4, "big") for row in rows}
-    begun = {(line.id, line.attempt) for line in lines(house)}
+    begun = {(UUID(line["id"]), line["attempt"]) for line in lines(house)}
     numbers: dict[UUID, int] = {}
     must = set()
     for row in rows:  # by token: the n-th attempt of SQL is the n-th of the ledger
@@ -154,9 +154,9 @@ def assert_permits_are_right(house: House, *, extra: int) -> None:
     assert len(set(logged) - known) == extra, "permits of nobody are counted"
 
 
-def lines(house: House) -> list[ledger.Line]:
+def lines(house: House) -> list[dict[str, Any]]:
     path = house.settings.channels[CHANNEL].options["path"]
-    return ledger.read(house.settings.data_dir / str(path))
+    return read(house.settings.data_dir / str(path))
 
 
 def history(house: House) -> History:

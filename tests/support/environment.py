@@ -18,11 +18,9 @@ from dispatcher import Dispatcher, Settings
 from dispatcher.errors import ReservationsUnavailable
 from dispatcher.message import Message
 from dispatcher.store.database import Database
-from tests.support import ledger
 from tests.support.clients import client_of
-from tests.support.history import FINAL, History
+from tests.support.history import FINAL, History, read
 from tests.support.judge import false_windows, judge
-from tests.support.ledger import sent
 from tests.support.lines import places, stored, terms_of, told
 from tests.support.service import Forked, Service, Supervised
 from tests.support.tables import IS_MESSAGE, messages
@@ -149,8 +147,8 @@ class Environment:
         usual = {"channel": CHANNEL, "recipient": recipient, "body": {}}
         return self.dispatcher.submit(**usual | asked)
 
-    def ledger(self) -> list[ledger.Line]:
-        return ledger.read(self._ledger)
+    def ledger(self) -> list[dict[str, Any]]:
+        return read(self._ledger)
 
     def logs(self) -> str:
         ends = [
@@ -182,7 +180,7 @@ class Environment:
         callers = [*told(ids, cancelled)]
         with suppress(AssertionError):  # told below what is wrong
             wait_until(lambda: not self.false_windows(), every=0.1)
-        problems = judge([*callers, *sent(self.ledger()), *self.lines()])
+        problems = judge([*callers, *self.ledger(), *self.lines()])
         shown = "\n".join(map(str, problems[:_MOST_SHOWN]))
         assert not problems, f"{len(problems)} broken promises:\n{shown}"
 

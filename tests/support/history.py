@@ -20,10 +20,13 @@ place    a member of a window in Redis in the end; ``leak``: a secret found in a
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 Line = Mapping[str, Any]
@@ -34,6 +37,7 @@ ENDED = FINAL | {"held"}
 SUBMITS = frozenset({"submit", "conflict"})
 """A conflict asks for other content under a known key, which may be free by then."""
 NEVER = 1 << 62
+_BEGIN = '{"kind": "'
 _KINDS = {
     "terms", "call", "answer", "begin", "accept", "decline", "called", "fault", "seen", "row",
     "attempt", "place", "leak",
@@ -208,3 +212,37 @@ def _by_send(lines: Iterable[Line]) -> dict[tuple[str, int, int], list[Line]]:
 
 def _name(line: Line) -> tuple[str, int, int]:
     return line["id"], line["attempt"], line["pid"]
+
+
+class Recorder:
+    """Appends JSON objects to a file that others may append to.
+
+    A line is one write in append mode. Linux may end the write of a killed process at the end of a
+    page of memory: then its line is torn, and :func:`read` leaves it out.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self._target = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Append one line; ``at`` is now unless it is given."""
+        line = {"kind": kind, "at": now_us()} | fields
+        os.write(self._target, json.dumps(line, default=str).encode() + b"\n")
+
+    def close(self) -> None:
+        os.close(self._target)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a history, in the order in which they were written, but for torn ones."""
+    if not path.exists():
+        return []
+    return [line for text in path.read_text().split("\n") for line in _whole(text)]
+
+
+def _whole(text: str) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(text)] if text else []
+    except json.JSONDecodeError:
+        _, begin, rest = text[1:].rpartition(_BEGIN)  # the next writer went on in the torn line
+        return _whole(begin + rest) if begin else []

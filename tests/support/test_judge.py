@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.soak.recorder import Recorder, read
+from tests.support.history import Recorder, read
 from tests.support.judge import INVARIANTS, judge
 
 Lines = list[dict[str, Any]]

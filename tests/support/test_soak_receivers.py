@@ -13,11 +13,10 @@ from dispatcher import Message
 from dispatcher.errors import DeliveryError
 from dispatcher.testing import a_message
 from dispatcher.transports.base import Transport, close_all
-from tests.soak.contents import EMAIL, PERSON, WEBHOOK, body_of, people_of
-from tests.soak.noted import Email, Webhook
+from tests.soak.contents import EMAIL, PERSON, WEBHOOK, body_of, digest_of, people_of
+from tests.soak.provider import Email, Webhook
 from tests.soak.receivers import FATES, Receivers
-from tests.soak.recorder import digest_of, read
-from tests.support.history import History
+from tests.support.history import History, read
 from tests.support.judge import other_ids, strays, untrue_words
 from tests.support.waiting import wait_until
 
