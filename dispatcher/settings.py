@@ -49,12 +49,12 @@ from dispatcher.channel import (
     Length,
     Quotas,
     ScopeKind,
+    Spellings,
     check_name,
     split,
 )
 from dispatcher.errors import InvalidSettings, InvalidValue, quoted
 from dispatcher.quota import Limit, Quota
-from dispatcher.recipients import Spellings
 from dispatcher.times import zones
 
 PREFIX = "DISPATCHER_"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dispatcher import InvalidDraft, InvalidSettings, Settings
-from dispatcher.recipients import Spellings, email, phone
+from dispatcher.channel import Spellings, email, phone
 
 
 def upper(text: str) -> str:
