@@ -69,7 +69,7 @@ COMMANDS = {
         ("Look", "lists", ("suppressed",)),
         ("Look", "status", ("status", "top", "load", "refusals")),
         ("Submit", "files", ("import",)),
-        ("Look", "timeline", ("timeline",)),
+        ("Look", "status", ("timeline",)),
         ("Run", "doctor", ("windows",)),
         ("Look", "doctor", ("doctor",)),
         ("Run", "demo", ("demo",)),

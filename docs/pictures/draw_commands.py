@@ -18,8 +18,8 @@ from unittest.mock import patch
 from uuid import UUID
 
 from dispatcher.celery.configuration import DUTIES
-from dispatcher.cli import demo, output, timeline
-from dispatcher.cli.status import overview_picture
+from dispatcher.cli import demo, output
+from dispatcher.cli.status import overview_picture, timeline_picture
 from dispatcher.limiters.permits import ChannelFill, LimitFill
 from dispatcher.message import Status
 from dispatcher.operations.overview import Overview
@@ -116,7 +116,7 @@ def timeline_svg(house: House) -> str:
 
     def say(console: output.Terminal) -> None:
         with patch.object(output, "out", console):
-            console.print(timeline.shown(found))
+            console.print(timeline_picture(found))
 
     return drawn("dispatcher timeline ada --channel sms --hours 28", say)
 
