@@ -41,11 +41,8 @@ _GRAMMAR = re.compile(
 )
 _IN_ZONE = re.compile(r"(.*?)\s+in(?:\s+(.*?))?\s*", re.ASCII)
 _LENGTH = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", re.ASCII)
-_SHORT = {
-    "ms": 1, "": 1_000, "s": 1_000, "sec": 1_000, "m": UNIT_MS["minute"],
-    "min": UNIT_MS["minute"], "h": UNIT_MS["hour"], "d": UNIT_MS["day"], "w": UNIT_MS["week"],
-}  # fmt: skip
-_UNITS_OF_LENGTH = _SHORT | UNIT_MS | {f"{unit}s": ms for unit, ms in UNIT_MS.items()}
+_UNITS_OF_LENGTH = {"ms": 1, "": 1_000, "m": UNIT_MS["minute"], "w": UNIT_MS["week"]}
+_UNITS_OF_LENGTH |= {name: UNIT_MS[unit] for name, unit in UNIT_NAMES.items() if unit in UNIT_MS}
 _LENGTHS_ACCEPTED = f"seconds, or a number and one of {', '.join(UNIT_MS)}, s, m, min, h, d, w"
 
 

@@ -72,13 +72,8 @@ class FilterOptions:
 def parameters_of(options: object) -> dict[str, Any]:
     given = dict(vars(options))
     if "scopes" in given:
-        given["scopes"] = scopes_of(given["scopes"])
+        given["scopes"] = read_scopes(given["scopes"] or (), field="scopes")
     for name in _LENGTHS:
         if given.get(name) is not None:
             given[name] = parse_length(given[name], name)
     return given
-
-
-def scopes_of(counts: list[str] | None) -> dict[str, str] | None:
-    """Read KIND=NAME; return names by kind. Raises InvalidDraft."""
-    return read_scopes(counts, field="scopes") if counts else None

@@ -15,11 +15,12 @@ import typer
 from dispatcher.app import App
 from dispatcher.cli import output
 from dispatcher.cli.app import command, command_group
-from dispatcher.cli.filters import complete_channel, scopes_of
+from dispatcher.cli.filters import complete_channel
 from dispatcher.cli.services import collect_rarely, log_formatter, log_to_standard_error
 from dispatcher.client import Dispatcher, app_of
 from dispatcher.errors import InvalidValue, MissingExtra, needs
 from dispatcher.quota import parse_length
+from dispatcher.selection import read_scopes
 from dispatcher.settings import LogFormat, Settings
 from dispatcher.store.api import ApiKey
 
@@ -146,7 +147,8 @@ def add(
     if lasts is not None and lasts <= timedelta(0):
         raise InvalidValue("expires_in", "no time is left to it", "a length such as 90 days")
     with closing(App(Settings.load())) as app:
-        scope = next(iter((scopes_of([scopes] if scopes else None) or {}).items()), None)
+        named = read_scopes([scopes] if scopes else (), field="scopes")
+        scope = next(iter(named.items()), None)
         if scope is not None and scope[0] not in app.settings.scopes:
             known = ", ".join(app.settings.scopes) or "none: the setting scopes has no kind"
             raise InvalidValue("scopes", f"there is no kind {scope[0]!r}", known)

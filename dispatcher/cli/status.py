@@ -16,7 +16,6 @@ from rich.text import Text
 from dispatcher.celery.configuration import DUTIES
 from dispatcher.cli import output
 from dispatcher.cli.app import command, until_stopped
-from dispatcher.cli.filters import scopes_of
 from dispatcher.cli.messages import Scopes, left_out_without_channel
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidDraft, InvalidValue, Unavailable
@@ -26,6 +25,7 @@ from dispatcher.operations.overview import By, LoadToCome, Overview, Tops
 from dispatcher.quota import parse_length
 from dispatcher.reservation.refusals import Refusals
 from dispatcher.reservation.timeline import Fill, QuotaTimeline, Span, Timeline, WindowTimeline
+from dispatcher.selection import read_scopes
 from dispatcher.store.listing import Of
 from dispatcher.telemetry.liveness import Sign
 from dispatcher.times import zones
@@ -175,7 +175,7 @@ def timeline(
         booked = dispatcher.timeline(
             scope,
             channel=channel,
-            scopes=scopes_of(scopes),
+            scopes=read_scopes(scopes or (), field="scopes"),
             zone=zone,
             start=start,
             length=length,
