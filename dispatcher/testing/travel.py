@@ -25,9 +25,8 @@ from dispatcher.message import Body, Message, Status, without_collector
 from dispatcher.quota import parse_quota
 from dispatcher.selection import Selection
 from dispatcher.settings import Settings
-from dispatcher.testing.app import TestApp
+from dispatcher.testing.app import TestApp, empty_database, new_database, servers
 from dispatcher.testing.clock import RedisTime, TravelClock, sql_time
-from dispatcher.testing.servers import empty_database, new_database, servers
 from dispatcher.times import send_time
 from dispatcher.times.clock import SystemClock
 

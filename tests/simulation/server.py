@@ -11,8 +11,8 @@ from redis import Redis
 
 from dispatcher.redis.keys import scope_of
 from dispatcher.reservation.fence import Fence
+from dispatcher.testing.app import servers
 from dispatcher.testing.clock import RedisTime
-from dispatcher.testing.servers import servers
 from dispatcher.times.send_time import to_ms
 
 _FACTOR = 64

@@ -18,8 +18,8 @@ from sqlalchemy import Engine, NullPool, create_engine, event
 
 from dispatcher.message import Outcome, Status
 from dispatcher.store.database import Database
+from dispatcher.testing.app import new_database
 from dispatcher.testing.clock import sql_time
-from dispatcher.testing.servers import new_database
 from tests.simulation.setting import settings
 
 _QUICK = ("synchronous=OFF", "busy_timeout=0", "foreign_keys=ON")

@@ -192,7 +192,7 @@ def test_a_dispatcher_of_production_is_untouched_beside_one_of_a_test(house: Hou
 def test_the_redis_of_tests_ends_with_its_process() -> None:
     program = """
 import os, signal
-from dispatcher.testing.servers import servers
+from dispatcher.testing.app import servers
 import redis
 print(redis.Redis(unix_socket_path=str(servers().socket)).info("server")["process_id"], flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
