@@ -227,9 +227,7 @@ def _plain(value: object) -> Any:
         return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
     if isinstance(value, timedelta):
         return value.total_seconds()
-    if isinstance(value, UUID):
-        return str(value)
-    if isinstance(value, str):
+    if isinstance(value, UUID | str):
         return str(value)
     if isinstance(value, Iterable):
         return [_plain(part) for part in value]

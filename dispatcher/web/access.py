@@ -26,9 +26,9 @@ from dispatcher.limiters import Limiter, parse
 from dispatcher.message import Draft, Message, check_text
 from dispatcher.problems import limit_headers
 from dispatcher.scope import is_recipient_kind
-from dispatcher.selection import Wanted
+from dispatcher.selection import Wanted, id_of
 from dispatcher.store.api import ApiKey, ApiKeys, Sessions
-from dispatcher.store.schema import PAUSED_RECIPIENT
+from dispatcher.store.schema import PAUSED_RECIPIENT, Movable
 from dispatcher.times.clock import SystemClock
 from dispatcher.web.bounds import Threads
 from dispatcher.web.problems import Refused, forbidden, unauthorized
@@ -99,9 +99,11 @@ class Caller:
             return False
         return self.scope is None or message.scopes.get(self.scope[0]) == self.scope[1]
 
-    def check_sees(self, message: Message) -> None:
-        if not self.sees(message):
-            raise MessageNotFound(message.id)
+    def movable(self, parts: App, message_id: str) -> Movable:
+        movable = parts.messages.movable(id_of(message_id))
+        if not self.sees(movable.message):
+            raise MessageNotFound(movable.message.id)
+        return movable
 
     def sees_pause_name(self, kind: str) -> bool:
         return kind != PAUSED_RECIPIENT or Right.RECIPIENTS_READ in self.rights

@@ -158,7 +158,7 @@ def get(
     if_none_match: Annotated[str | None, Header(alias="If-None-Match")] = None,
 ) -> Response:
     """Return a message; its `ETag` is for `If-Match`."""
-    movable = context.seen(message_id)
+    movable = context.caller.movable(context.service.parts, message_id)
     tag = etag_of(movable)
     # A proxy that compresses answers marks their tags as weak.
     known = {each.strip().removeprefix("W/") for each in (if_none_match or "").split(",")}
@@ -208,7 +208,7 @@ def _changed(
     """Make a change to the version that an ``If-Match`` header names; answer by what it is then."""
     tags = {tag.strip() for tag in ("*" if if_match is None else if_match).split(",")}
     for _ in range(_TRIES):
-        before = context.seen(message_id)
+        before = context.caller.movable(context.service.parts, message_id)
         if tags.isdisjoint(("*", etag_of(before))):
             raise MessageChanged(before.message.id)
         unless = None if if_match is None else before.message

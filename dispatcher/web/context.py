@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
-from uuid import UUID
 
 from fastapi import Depends, Request
 from pydantic import BaseModel, ValidationError
@@ -19,8 +18,6 @@ from dispatcher.client import Dispatcher
 from dispatcher.errors import DispatcherError, IdempotencyConflict, InvalidDraft
 from dispatcher.message import Message, json_problem
 from dispatcher.problems import problem_of
-from dispatcher.selection import id_of
-from dispatcher.store.schema import Movable
 from dispatcher.web import models
 from dispatcher.web.access import Caller, Right
 from dispatcher.web.problems import (
@@ -185,11 +182,6 @@ class Context:
             return nullcontext()
         names = ("traceparent", "tracestate")
         return spans.under_parent_of({name: ",".join(headers.getlist(name)) for name in names})
-
-    def seen(self, message_id: str | UUID) -> Movable:
-        movable = self.service.parts.messages.movable(id_of(message_id))
-        self.caller.check_sees(movable.message)
-        return movable
 
     def shown(self, message: Message) -> models.MessageOut:
         return models.MessageOut.of(message, self.caller, self.service.digest)

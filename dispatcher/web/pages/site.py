@@ -236,10 +236,7 @@ class Visit:
         return read_time(text, self.zone, field=field, near=near, of_day=of_day)
 
     def message(self) -> Movable:
-        message_id = id_of(self.request.path_params["message_id"])
-        found = self.parts.messages.movable(message_id)
-        self.caller.check_sees(found.message)
-        return found
+        return self.caller.movable(self.parts, self.request.path_params["message_id"])
 
     def selection(self, wanted: Wanted) -> Selection:
         try:
