@@ -21,7 +21,7 @@ from dispatcher.scope import Scope, of_channel, own_scope
 from dispatcher.settings import Settings
 from dispatcher.store.listing import Counts, DueByMinute, Figures, Load, Of, OverdueFigure
 from dispatcher.store.lists import Pause, Pauses
-from dispatcher.telemetry.liveness import LOST_AFTER, MISSED_INTERVALS, Kind, Sign, Signs, Vitals
+from dispatcher.telemetry.liveness import LOST_AFTER, MISSED_INTERVALS, Gauge, Kind, Sign, Signs
 from dispatcher.times.send_time import from_ms, to_ms
 
 _CANDIDATES = 50
@@ -223,27 +223,29 @@ class Overviews:
             channel=name, limits=tuple(map(str, limits)), late=late, minutes=tuple(minutes)
         )
 
-    def vitals(self) -> Vitals:
-        duties, alive = None, dict[Kind, int]()
+    def vitals(self) -> list[Gauge]:
+        living = {
+            (channel, status.value): count
+            for channel, counts in self.figures.counts(since=timedelta(0)).by_channel.items()
+            for status, count in counts.items()
+            if not status.is_final
+        }
+        overdue = self.figures.overdue()
+        longest = {(): overdue.longest.total_seconds()}
+        gauges = [
+            Gauge("messages", "Messages that live.", living, ("channel", "status")),
+            Gauge("overdue_messages", "Messages that no worker took in time.", {(): overdue.many}),
+            Gauge("oldest_overdue_seconds", "How long ago the first of them was due.", longest),
+        ]
         with suppress(Unavailable):
             signs = self.signs.read()
-            duties = {sign.name: sign.age for sign in signs[Kind.DUTY]}
-            alive = {kind: sum(sign.is_alive for sign in some) for kind, some in signs.items()}
-        counts = self.figures.counts(since=timedelta(0))
-        overdue = self.figures.overdue()
-        return Vitals(
-            messages={
-                (channel, status.value): many
-                for channel, some in counts.by_channel.items()
-                for status, many in some.items()
-                if not status.is_final
-            },
-            overdue=overdue.many,
-            longest_overdue=overdue.longest,
-            duties=duties,
-            workers=alive.get(Kind.WORKER),
-            beats=alive.get(Kind.BEAT),
-        )
+            ages = {(sign.name,): sign.age.total_seconds() for sign in signs[Kind.DUTY]}
+            text = "Since a duty was last done."
+            gauges.append(Gauge("sweep_age_seconds", text, ages, ("duty",)))
+            for kind in (Kind.WORKER, Kind.BEAT):
+                alive = sum(sign.is_alive for sign in signs[kind])
+                gauges.append(Gauge(f"{kind.value}s", f"{kind.value}s alive.", {(): alive}))
+        return gauges
 
     def tops(self, of: Of, *, within: timedelta, limit: int, by: By) -> Tops:
         _check_length("within", within)

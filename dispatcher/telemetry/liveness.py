@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from threading import Event, Lock, Thread
+from typing import Any, NamedTuple
 
 import redis
 
@@ -50,19 +51,13 @@ _PUBLISHES_WITHIN_SECONDS = 5.0
 _RECONNECTS_WITHIN_SECONDS = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Vitals:
-    """What no process can count on its own: from the store, and from Redis (None where it is away).
+class Gauge(NamedTuple):
+    """A metric that no process can count on its own: its ``values`` by tuples of ``labels``."""
 
-    ``messages`` that live by channel and status; ``duties``: how long ago each was done.
-    """
-
-    messages: Mapping[tuple[str, str], int]
-    overdue: int
-    longest_overdue: timedelta
-    duties: Mapping[str, timedelta] | None
-    workers: int | None
-    beats: int | None
+    name: str
+    text: str
+    values: Mapping[Any, float]
+    labels: tuple[str, ...] = ()
 
 
 class Kind(StrEnum):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from http.server import ThreadingHTTPServer
 from threading import Lock, Thread
@@ -31,9 +31,10 @@ from prometheus_client.registry import Collector
 from dispatcher.errors import InvalidSettings, Unavailable
 from dispatcher.message import Message
 from dispatcher.telemetry.journal import Event
-from dispatcher.telemetry.liveness import Health, Vitals
+from dispatcher.telemetry.liveness import Gauge, Health
 from dispatcher.times.clock import Clock
 
+Look = Callable[[], Sequence[Gauge]]
 _TOGETHER = "PROMETHEUS_MULTIPROC_DIR"
 _PAUSE_FACTOR = 9
 _SHORTEST_PAUSE_SECONDS = 5.0
@@ -93,7 +94,12 @@ class Exposition:
     """
 
     def __init__(
-        self, look: Callable[[], Vitals], health: Health, host: str, port: int, clock: Clock
+        self,
+        look: Look,
+        health: Health,
+        host: str,
+        port: int,
+        clock: Clock,
     ) -> None:
         together = CollectorRegistry()
         if os.environ.get(_TOGETHER):
@@ -154,11 +160,11 @@ class _Handler(MetricsHandler):
 class VitalsCollector(Collector):
     """Gauges of the vitals. What is unavailable is left out."""
 
-    def __init__(self, look: Callable[[], Vitals], *, clock: Clock) -> None:
+    def __init__(self, look: Look, *, clock: Clock) -> None:
         self._look = look
         self._clock = clock
         self._lock = Lock()
-        self._vitals: Vitals | None = None
+        self._vitals: Sequence[Gauge] = ()
         self._good_until = 0.0
 
     def describe(self) -> Iterable[Metric]:
@@ -166,42 +172,21 @@ class VitalsCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         with self._lock:
-            vitals = self._now()
-        if vitals is None:
-            return
-        messages = GaugeMetricFamily(
-            "dispatcher_messages", "Messages that live.", labels=("channel", "status")
-        )
-        for labels, count in vitals.messages.items():
-            messages.add_metric(labels, count)
-        yield messages
-        yield GaugeMetricFamily(
-            "dispatcher_overdue_messages", "Messages that no worker took in time.", vitals.overdue
-        )
-        yield GaugeMetricFamily(
-            "dispatcher_oldest_overdue_seconds",
-            "How long ago the first of them was due.",
-            vitals.longest_overdue.total_seconds(),
-        )
-        if vitals.duties is not None:
-            ages = GaugeMetricFamily(
-                "dispatcher_sweep_age_seconds", "Since a duty was last done.", labels=("duty",)
-            )
-            for duty, age in vitals.duties.items():
-                ages.add_metric((duty,), age.total_seconds())
-            yield ages
-        for name, alive in (("workers", vitals.workers), ("beats", vitals.beats)):
-            if alive is not None:
-                yield GaugeMetricFamily(f"dispatcher_{name}", f"{name} alive.", alive)
+            gauges = self._now()
+        for name, text, values, labels in gauges:
+            family = GaugeMetricFamily(f"dispatcher_{name}", text, labels=labels)
+            for of_labels, value in values.items():
+                family.add_metric(of_labels, value)
+            yield family
 
-    def _now(self) -> Vitals | None:
+    def _now(self) -> Sequence[Gauge]:
         began = self._clock.monotonic()
         if began < self._good_until:
             return self._vitals
         try:
             self._vitals = self._look()
         except Unavailable:
-            self._vitals = None
+            self._vitals = ()
         ended = self._clock.monotonic()
         self._good_until = ended + max(_SHORTEST_PAUSE_SECONDS, _PAUSE_FACTOR * (ended - began))
         return self._vitals

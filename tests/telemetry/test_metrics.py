@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -28,14 +29,15 @@ from dispatcher import (
     QuotaExceeded,
     Rejection,
     Settings,
+    Status,
     TemporaryFailure,
 )
 from dispatcher.app import App
-from dispatcher.errors import DispatcherError, StoreUnavailable
+from dispatcher.errors import DispatcherError, ReservationsUnavailable, StoreUnavailable
 from dispatcher.operations.overview import Overviews
 from dispatcher.telemetry import prometheus
 from dispatcher.telemetry.journal import FIELDS, Event, Transition
-from dispatcher.telemetry.liveness import Health, Kind, Vitals
+from dispatcher.telemetry.liveness import Gauge, Health, Kind, Sign
 from dispatcher.telemetry.prometheus import Exposition, VitalsCollector
 from dispatcher.testing import a_message
 from tests.support.callers import callers_engine
@@ -140,15 +142,14 @@ def test_how_the_house_stands(build: Build) -> None:
     overviews: Overviews = house.parts.overviews
     house.parts.signs.note(Kind.WORKER, {"one": timedelta(0), "dead": timedelta(minutes=1)})
     house.parts.signs.note(Kind.DUTY, {"rescue": timedelta(seconds=4)})
-    vitals = overviews.vitals()
-    assert vitals.messages == {("memory", "scheduled"): 3}
-    assert vitals.overdue == 2
-    assert vitals.longest_overdue > timedelta(minutes=59)
-    assert (vitals.workers, vitals.beats) == (1, 0)
-    assert vitals.duties is not None
-    assert timedelta(seconds=4) <= vitals.duties["rescue"] < timedelta(seconds=30)
+    vitals = {gauge.name: gauge.values for gauge in overviews.vitals()}
+    assert vitals["messages"] == {("memory", "scheduled"): 3}
+    assert vitals["overdue_messages"] == {(): 2}
+    assert vitals["oldest_overdue_seconds"][()] > 59 * 60
+    assert (vitals["workers"], vitals["beats"]) == ({(): 1}, {(): 0})
+    assert 4 <= vitals["sweep_age_seconds"]["rescue",] < 30
     house.dispatcher.cancel(far.id)
-    assert overviews.vitals().messages == {("memory", "scheduled"): 2}
+    assert overviews.vitals()[0].values == {("memory", "scheduled"): 2}
     names = {each.name for each in VitalsCollector(overviews.vitals, clock=house.clock).collect()}
     assert "dispatcher_oldest_overdue_seconds" in names
 
@@ -163,14 +164,30 @@ COUNTED = (
 KNOWN_LABELS = {
     "transition", "channel", "reason", "quota", "outcome", "duty", "result", "what", "status", "le",
 }  # fmt: skip
-VITALS = Vitals(
-    messages={("sms", "scheduled"): 7, ("sms", "held"): 1},
-    overdue=2,
-    longest_overdue=timedelta(seconds=90),
-    duties={"rescue": timedelta(seconds=1.5)},
-    workers=3,
-    beats=2,
-)
+
+
+def overviews_with(signs: Callable[[], Any]) -> Overviews:
+    by_channel = {"sms": {Status.SCHEDULED: 7, Status.HELD: 1, Status.SENT: 9}}
+    overdue = SimpleNamespace(many=2, longest=timedelta(seconds=90))
+    known: Any = SimpleNamespace(
+        counts=lambda **_: SimpleNamespace(by_channel=by_channel),
+        overdue=lambda: overdue,
+        read=signs,
+    )
+    return Overviews(
+        settings=known, figures=known, fills=known, signs=known, timelines=known, pauses=known
+    )
+
+
+def all_signs() -> dict[Kind, tuple[Sign, ...]]:
+    return {kind: (Sign(name="rescue", age=timedelta(seconds=1.5)),) for kind in Kind}
+
+
+def no_signs() -> None:
+    raise ReservationsUnavailable("it is away")
+
+
+VITALS = overviews_with(all_signs).vitals()
 
 
 def samples(*collectors: Collector) -> Iterator[Any]:
@@ -237,7 +254,7 @@ def test_vitals_are_read_no_more_than_a_tenth_of_the_time() -> None:
     clock = MovableClock()
     looks: list[float] = []
 
-    def look() -> Vitals:
+    def look() -> list[Gauge]:
         looks.append(clock.monotonic())
         clock.advance(timedelta(seconds=2))
         return VITALS
@@ -251,15 +268,14 @@ def test_vitals_are_read_no_more_than_a_tenth_of_the_time() -> None:
 
 
 def test_metrics_that_the_store_does_not_answer_are_left_out() -> None:
-    def look() -> Vitals:
+    def look() -> list[Gauge]:
         raise StoreUnavailable("it is away")
 
     assert list(VitalsCollector(look, clock=MovableClock()).collect()) == []
-    silent = Vitals(
-        messages={}, overdue=0, longest_overdue=timedelta(0), duties=None, workers=None, beats=None
-    )
+    silent = overviews_with(no_signs).vitals()
     names = {e.name for e in samples(VitalsCollector(lambda: silent, clock=MovableClock()))}
-    assert names == {"dispatcher_overdue_messages", "dispatcher_oldest_overdue_seconds"}
+    expected = ("messages", "overdue_messages", "oldest_overdue_seconds")
+    assert names == {f"dispatcher_{name}" for name in expected}
 
 
 def test_a_port_that_is_taken_is_named() -> None:
