@@ -18,7 +18,7 @@ from dispatcher.errors import ReservationsUnavailable
 from dispatcher.message import new_id
 from dispatcher.reservation.upkeep import Rebuild, Reserved
 from dispatcher.scope import own_scope
-from tests.support.doubles import Between, raising
+from tests.support.doubles import raising
 from tests.support.house import BODY, FAR, House
 from tests.support.house_fixtures import Build
 from tests.support.reserving import SHARDS, Reserving, ms, reserving
@@ -117,15 +117,11 @@ def test_reservations_put_back_during_a_rebuild_are_there_after_it(opened: Opene
 MINUTE = timedelta(minutes=1)
 
 
-def meddle(house: House, part: Between) -> None:
-    vars(house.parts.reconciler)["store"] = part
-
-
 def test_submits_are_accepted_where_the_permits_cannot_be_read(slow: House) -> None:
     kept = [slow.submit(f"name {n}") for n in range(12)]
     slow.redis.flushall()
-    store = vars(slow.parts.reconciler)["store"]
-    meddle(slow, Between(store, before={"permits": raising(StoreUnavailable("down"))}))
+    down = {"permits": raising(StoreUnavailable("down"))}
+    slow.between("reconciler", "store", before=down)
     with suppress(StoreUnavailable):
         slow.open()
     for n in range(12):

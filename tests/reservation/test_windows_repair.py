@@ -213,8 +213,7 @@ def test_verification_leaves_out_changes_made_during_it(
             house.change([moved], send_at=LATER + MINUTE)
             house.redis.zadd(ben, {moved.id.bytes: to_ms(LATER + MINUTE)})
 
-    hooks = {when: {"look": change_during_the_second}}
-    vars(house.parts.verification)["contents"] = Between(house.parts.contents, **hooks)
+    house.between("verification", "contents", **{when: {"look": change_during_the_second}})
     assert house.dispatcher.verify_windows().differences == ()
     assert next(looks) == 3
 
@@ -292,13 +291,12 @@ def test_a_message_stored_while_the_rebuild_waits_is_restored(build: Build) -> N
     house, other = build(), build()
     real = house.parts.messages
 
-    class Slow(Between):
-        def add(self, addition: Addition, **more: Any) -> Message:
-            other.moved.meanwhile = once(lambda: real.add(addition, **more))
-            other.dispatcher.rebuild_windows()
-            return real.get(addition.message.id)
+    def slow(addition: Addition, **more: Any) -> Message:
+        other.moved.meanwhile = once(lambda: real.add(addition, **more))
+        other.dispatcher.rebuild_windows()
+        return real.get(addition.message.id)
 
-    house.swap("messages", Slow(real))
+    house.swap("messages", Between(real, instead={"add": slow}))
     message = house.submit(send_at=LATER)
     assert house.members() == {message.id: to_ms(LATER)}
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event
+from sqlalchemy import event
 
 from dispatcher import (
     DispatcherError,
@@ -24,7 +24,8 @@ from dispatcher import (
     TooLate,
 )
 from dispatcher.message import new_id
-from tests.support.doubles import Between, once, raising
+from tests.store.plans import asked_of
+from tests.support.doubles import once, raising
 from tests.support.house import FAR, House, hour_ago
 from tests.support.house_fixtures import Build
 
@@ -89,9 +90,9 @@ def test_a_cancel_a_claim_and_a_move_meanwhile_are_seen_by_each(build: Build) ->
         house.dispatcher.cancel(messages[0].id)
         house.dispatcher.reschedule(messages[1].id, send_at=LATER + 3 * HOUR)
 
-    windows, withdrawn = house.parts.windows, once(lambda: house.dispatcher.cancel(messages[2].id))
-    vars(house.parts.moves)["windows"] = Between(windows, after={"move_many": once(meanwhile)})
-    vars(house.parts.reserver)["windows"] = Between(windows, before={"withdraw": withdrawn})
+    withdrawn = once(lambda: house.dispatcher.cancel(messages[2].id))
+    house.between("moves", "windows", after={"move_many": once(meanwhile)})
+    house.between("reserver", "windows", before={"withdraw": withdrawn})
     answers = house.dispatcher.reschedule_many([each.id for each in messages], later=HOUR)
     at = LATER + HOUR
     assert kinds(answers) == [TooLate, LATER + 4 * HOUR, TooLate, at, at]
@@ -105,9 +106,8 @@ def test_an_outage_answers_all_remaining_messages(house: House, build: Build) ->
     away = build(redis_url="redis://127.0.0.1:1", opened=False)
     answers = away.dispatcher.reschedule_many(ids, send_at=LATER + HOUR)
     assert kinds(answers) == [TooLate, ReservationsUnavailable, ReservationsUnavailable]
-    moves = vars(house.parts.moves)
     broken = raising(StoreUnavailable("broke"))
-    moves["messages"] = Between(moves["messages"], before={"move": broken})
+    house.between("moves", "messages", before={"move": broken})
     answers = house.dispatcher.reschedule_many(ids, send_at=LATER + HOUR)
     assert kinds(answers) == [TooLate, StoreUnavailable, StoreUnavailable]
     assert [house.again(each).send_at for each in messages] == [LATER] * 3
@@ -115,15 +115,13 @@ def test_an_outage_answers_all_remaining_messages(house: House, build: Build) ->
 
 def test_a_move_that_the_store_refuses_stops_no_other(house: House) -> None:
     messages = [house.submit(f"r{n}", send_at=LATER) for n in range(3)]
-    real = house.parts.messages
 
-    class Refusing(Between):
-        def move(self, moves: Any, **more: Any) -> Any:
-            if any(each.found.message.id == messages[1].id for each in moves):
-                raise StoreUnavailable("a value", refused=True)
-            return real.move(moves, **more)
+    def refusing(moves: Any, **more: Any) -> Any:
+        if any(each.found.message.id == messages[1].id for each in moves):
+            raise StoreUnavailable("a value", refused=True)
+        return real.move(moves, **more)
 
-    vars(house.parts.moves)["messages"] = Refusing(real)
+    real = house.between("moves", "messages", instead={"move": refusing})
     answers = house.dispatcher.reschedule_many([each.id for each in messages], send_at=LATER + HOUR)
     assert [isinstance(each, Message) for each in answers] == [True, False, True]
     assert house.again(messages[1]).send_at == LATER
@@ -133,23 +131,15 @@ def test_a_move_that_the_store_refuses_stops_no_other(house: House) -> None:
 def test_however_many_move_the_store_and_redis_are_asked_a_few_times(house: House) -> None:
     messages = [house.submit(f"r{n}", send_at=LATER) for n in range(40)]
     ids = [each.id for each in messages]
-    asked: list[str] = []
-
-    def note(connection: Connection, cursor: object, statement: str, *_: object) -> None:
-        asked.append(statement)
-
-    event.listen(house.parts.database.engine, "before_cursor_execute", note)
-    event.listen(house.parts.database.engine, "before_execute", note)
-    sent = Between(
-        house.parts.windows.shards,
-        after={name: partial(asked.append, name) for name in ("move", "release_many")},
-    )
-    vars(house.parts.windows)["shards"] = sent
-    house.dispatcher.reschedule_many(ids[:2], send_at=LATER + HOUR)
-    for_two = len(asked)
-    asked.clear()
-    house.dispatcher.reschedule_many(ids, send_at=LATER + 2 * HOUR)
-    assert len(asked) == for_two
+    with asked_of(house.parts.database.engine) as asked:
+        names = ("move", "release_many")
+        sent = {name: partial(asked.append, (name, None)) for name in names}
+        house.between("windows", "shards", after=sent)
+        house.dispatcher.reschedule_many(ids[:2], send_at=LATER + HOUR)
+        for_two = len(asked)
+        asked.clear()
+        house.dispatcher.reschedule_many(ids, send_at=LATER + 2 * HOUR)
+        assert len(asked) == for_two
     assert house.again(messages[0]).send_at == LATER + 2 * HOUR
 
 
@@ -218,10 +208,9 @@ def test_messages_cancelled_before_the_store_failed_are_released(house: House) -
     one, other = house.submit("ada", send_at=LATER), house.submit("ben", send_at=LATER)
     house.dispatcher.update(other.id, body={"text": "edited"})
     before = {each.id: house.again(each) for each in (one, other)}
-    parts = vars(house.parts.cancellation)
-    failing = Between(house.parts.messages, before={"cancel": raising(StoreUnavailable("away"))})
-    fail_from_now = {"cancel": lambda: parts.update(messages=failing)}
-    parts["messages"] = Between(house.parts.messages, after=fail_from_now)
+    away = {"cancel": raising(StoreUnavailable("away"))}
+    fail_from_now = partial(house.between, "cancellation", "messages", before=away)
+    house.between("cancellation", "messages", after={"cancel": fail_from_now})
     with pytest.raises(StoreUnavailable):
         house.parts.cancellation.cancel_many([*before], if_unchanged=before)
     assert house.again(one).status is Status.CANCELLED

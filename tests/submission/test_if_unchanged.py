@@ -20,7 +20,7 @@ from dispatcher import (
 )
 from dispatcher.message import new_id
 from dispatcher.times.send_time import to_ms
-from tests.support.doubles import Between, once
+from tests.support.doubles import once
 from tests.support.house import FAR, House
 from tests.support.soak import examples
 
@@ -95,11 +95,8 @@ def test_a_change_between_the_check_and_the_write_refuses_it(
 
     meanwhile = once(there_and_back)
     for use_case in ("changes", "moves", "cancellation"):
-        parts = vars(getattr(house.parts, use_case))
-        hooks: dict[str, Any] = dict.fromkeys(
-            ("update_if_unchanged", "move_if_unchanged", "move", "cancel"), meanwhile
-        )
-        parts["messages"] = Between(house.parts.messages, before=hooks)
+        calls = ("update_if_unchanged", "move_if_unchanged", "move", "cancel")
+        house.between(use_case, "messages", before=dict.fromkeys(calls, meanwhile))
     with pytest.raises(MessageChanged):
         edit(house, message)
     assert house.again(message) == message
@@ -119,8 +116,7 @@ def test_a_change_that_leaves_the_wanted_time_and_expiry_refuses_it(
             house.dispatcher.update(message.id, body={"text": "other"})
         house.dispatcher.reschedule(message.id, **same)
 
-    hooks = {"before": {"move_if_unchanged": once(change)}}
-    vars(house.parts.moves)["messages"] = Between(house.parts.messages, **hooks)
+    house.between("moves", "messages", before={"move_if_unchanged": once(change)})
     with pytest.raises(MessageChanged):
         house.dispatcher.reschedule(message.id, if_unchanged=message, **same)
     assert house.members() == {message.id: to_ms(message.send_at)}

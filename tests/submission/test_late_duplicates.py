@@ -71,8 +71,7 @@ def sweep_late(house: House) -> int:
 
 def between_read_and_release(house: House, action: Callable[[], object], when: str) -> None:
     """Act once, around the moment at which the sweep asks the store for what it found pending."""
-    sweep = vars(house.parts.reconciler)
-    sweep["store"] = Between(sweep["store"], **{when: {"reserved_times": once(action)}})
+    house.between("reconciler", "store", **{when: {"reserved_times": once(action)}})
 
 
 @pytest.mark.every_database

@@ -28,7 +28,7 @@ from dispatcher.store.schema import Movable
 from dispatcher.times.send_time import to_ms
 from dispatcher.times.zones import known_zone
 from tests.support.all_windows import let_graces_pass, promised, windows_of
-from tests.support.doubles import Between, at_once, once, raising
+from tests.support.doubles import at_once, once, raising
 from tests.support.house import FAR, House, hour_ago
 from tests.support.house_fixtures import Build
 from tests.support.reserving import move
@@ -42,12 +42,6 @@ BERLIN = "Europe/Berlin"
 @pytest.fixture
 def message(house: House) -> Message:
     return house.submit(send_at=LATER)
-
-
-def between(house: House, part: str, **hooks: Any) -> None:
-    """Let something happen before or after a call that a move makes."""
-    parts = vars(house.parts.reserver if part == "upkeep" else house.parts.moves)
-    parts[part] = Between(parts[part], **hooks)
 
 
 def settled(house: House) -> bool:
@@ -130,15 +124,14 @@ def test_a_move_waits_for_another_one_of_the_message_that_holds_the_time(
         waits.set()
         is_moved.wait(60)
 
-    changes = vars(house.parts.changes)
-    changes["clock"] = Between(changes["clock"], before={"sleep": wait})
+    house.between("changes", "clock", before={"sleep": wait})
     with ThreadPoolExecutor(1) as pool:
 
         def meet() -> None:
             twins.append(pool.submit(move))
             assert waits.wait(60)
 
-        between(house, "windows", after={"move_many": once(meet)})
+        house.between("moves", "windows", after={"move_many": once(meet)})
         try:
             moved = move()
         finally:
@@ -157,16 +150,13 @@ def test_a_move_waits_for_another_one_of_the_message_that_holds_the_time(
 
 def stand_still(house: House, happens: Callable[[], object]) -> None:
     """Let the next move be late when it changes the row, and this happen before."""
-    store = house.parts.messages
-    double = Between(store)
 
     def late(slots: Sequence[NewSlot], **_: Any) -> dict[UUID, Movable]:
         happens()
-        del vars(double)["move"]
-        return store.move(slots, within=-MINUTE)
+        vars(house.parts.moves)["messages"] = store
+        return house.parts.messages.move(slots, within=-MINUTE)
 
-    vars(double)["move"] = late
-    vars(house.parts.moves)["messages"] = double
+    store = house.between("moves", "messages", instead={"move": late})
 
 
 @pytest.mark.every_database
@@ -188,8 +178,8 @@ def test_a_move_that_stands_still_for_too_long_takes_no_effect(
 
     stand_still(house, happens)
     if dies:
-        dying = Between(house.parts.windows, before={"withdraw": raising(KeyboardInterrupt())})
-        vars(house.parts.reserver)["windows"] = dying
+        dying = {"withdraw": raising(KeyboardInterrupt())}
+        house.between("reserver", "windows", before=dying)
     error = KeyboardInterrupt if dies else QuotaExceeded
     with pytest.raises(error) as refused:
         house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
@@ -248,7 +238,7 @@ def test_a_place_that_a_slow_move_has_lost_in_one_shard_is_restored(
         house.redis.delete(windows[lost])
         house.moved.advance(house.settings.settle + timedelta(milliseconds=1))
 
-    between(house, "messages", after={"move": once(lose)})
+    house.between("moves", "messages", after={"move": once(lose)})
     moved = house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
     assert moved.send_at == LATER + HOUR
     assert "reservations that were lost while their messages moved" in caplog.text
@@ -257,18 +247,14 @@ def test_a_place_that_a_slow_move_has_lost_in_one_shard_is_restored(
 
 def test_an_update_that_met_a_try_in_between_is_made_again(slow: House) -> None:
     message = slow.submit()
-    real = slow.parts.changes.messages
     tries: list[None] = []
 
-    class Interrupted:
-        def get(self, message_id: UUID) -> Message:
-            return real.get(message_id)
+    def interrupted(message_id: UUID, *, body: Any) -> Message:
+        tries.append(None)
+        found: Message = real.update(message_id, body=body) if len(tries) > 1 else message
+        return found
 
-        def update(self, message_id: UUID, *, body: Any) -> Message:
-            tries.append(None)
-            return real.update(message_id, body=body) if len(tries) > 1 else message
-
-    vars(slow.parts.changes)["messages"] = Interrupted()
+    real = slow.between("changes", "messages", instead={"update": interrupted})
     assert slow.dispatcher.update(message.id, body={"other": 1}).body == {"other": 1}
     assert len(tries) == 2
 

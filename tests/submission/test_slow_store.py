@@ -20,7 +20,6 @@ from dispatcher import (
     Status,
     StoreUnavailable,
 )
-from dispatcher.reservation.booking import BookingRequest
 from dispatcher.submission.reserver import LOOKING_SECONDS
 from dispatcher.submission.validation import terms_for
 from dispatcher.times.send_time import to_ms
@@ -42,8 +41,7 @@ def slow_batch(house: House, *events: Callable[[], object]) -> None:
         for event in events:
             event()
 
-    own = vars(house.parts.own_transaction)
-    own["messages"] = Between(own["messages"], before={"add_together": once(meanwhile)})
+    house.between("own_transaction", "messages", before={"add_together": once(meanwhile)})
 
 
 def drafts(count: int) -> list[Draft]:
@@ -191,13 +189,12 @@ def test_while_a_duplicate_changes_its_time_the_second_look_waits_for_it(
 ) -> None:
     """Judged again, another message may have the time by then; restored, both would count."""
     house = build()
-    windows, left = house.parts.windows, [DuplicateUnderWay()]
+    book, left = house.parts.windows.book, [DuplicateUnderWay()]
 
-    class Windows(Between):
-        def book(self, requests: Sequence[BookingRequest], **more: Any) -> Sequence[object]:
-            return [left.pop()] if left else windows.book(requests, **more)
+    def answer(*asked: Any, **more: Any) -> Sequence[object]:
+        return [left.pop()] if left else book(*asked, **more)
 
-    slow_store(house, lambda: vars(house.parts.reserver).update(windows=Windows(windows)))
+    slow_store(house, lambda: house.between("reserver", "windows", instead={"book": answer}))
     message = house.submit(send_at=SOON, idempotency_key="key")
     assert left == []
     assert house.moved.sleeps
@@ -288,21 +285,16 @@ def test_a_batch_whose_copy_was_not_answered_is_looked_at_as_ones_own(
     build: Build, keys: tuple[str | None, str | None]
 ) -> None:
     house, other = build(), build()
-    own = vars(house.parts.own_transaction)
-    messages = own["messages"]
 
-    class Unanswering:
-        def __getattr__(self, name: str) -> object:
-            return getattr(messages, name)
+    def unanswered(additions: Any, **_: bool) -> None:
+        house.moved.advance(house.settings.settle + timedelta(milliseconds=1))
+        house.redis.flushall()
+        other.open()
+        other.submit("ada", send_at=SOON)
+        assert messages.add_together(additions)
 
-        def add_together(self, additions: object, **_: bool) -> None:
-            house.moved.advance(house.settings.settle + timedelta(milliseconds=1))
-            house.redis.flushall()
-            other.open()
-            other.submit("ada", send_at=SOON)
-            assert messages.add_together(additions)
-
-    own["messages"] = Unanswering()
+    instead = {"add_together": unanswered}
+    messages = house.between("own_transaction", "messages", instead=instead)
     drafts = [
         draft(name, send_at=SOON, idempotency_key=key)
         for name, key in zip(("ada", "bob"), keys, strict=True)

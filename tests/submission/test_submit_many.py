@@ -8,6 +8,7 @@ import threading
 import tracemalloc
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -171,9 +172,8 @@ def test_what_an_interrupted_run_reserved_only_is_neither_known_nor_shifted(
     """A length counts from the repeat, and the reservation is that of the first submit."""
     asked: dict[str, Any] = {"send_at": None, "send_in": HOUR}
     wanted = [draft(f"p{number}", idempotency_key=f"key {number}", **asked) for number in range(3)]
-    own = vars(house.parts.own_transaction)
-    interrupt = raising(KeyboardInterrupt())
-    own["messages"] = Between(own["messages"], before={"add_together": interrupt})
+    interrupt = {"add_together": raising(KeyboardInterrupt())}
+    house.between("own_transaction", "messages", before=interrupt)
     with pytest.raises(KeyboardInterrupt):
         house.dispatcher.submit_many(wanted)
     assert (len(house.all_members()), house.rows()) == (3, [])
@@ -204,11 +204,10 @@ def test_a_key_within_a_batch_counts_once(house: House) -> None:
 @pytest.mark.every_database
 def test_a_key_that_somebody_takes_meanwhile_costs_only_its_own_draft(house: House) -> None:
     other: list[Message] = []
-    own, store = vars(house.parts.own_transaction), house.parts.own_transaction.messages
 
     def taken_by_another() -> None:
         take = once(lambda: other.append(house.submit("ben", send_at=LATER, idempotency_key="key")))
-        own["messages"] = Between(store, after={"with_keys": take})
+        house.between("own_transaction", "messages", after={"with_keys": take})
 
     taken_by_another()
     same = draft("ben", idempotency_key="key")
@@ -261,9 +260,8 @@ def test_memory_does_not_grow_with_the_number_of_drafts(
 def test_a_lost_reply_of_the_store_gives_no_place_back(house: House) -> None:
     """The rows were stored, the line broke, and the database stays away."""
     fail(house, after=raising(*[StoreUnavailable("the line broke") for _ in range(9)]))
-    own = vars(house.parts.own_transaction)
     away = raising(*[StoreUnavailable("away") for _ in range(9)])
-    own["messages"] = Between(own["messages"], before={"add": away})
+    house.between("own_transaction", "messages", before={"add": away})
     with pytest.raises(OutcomeUnknown):
         house.dispatcher.submit_many(drafts(3))
     assert len(house.rows()) == 3
@@ -285,10 +283,8 @@ def test_all_or_none_that_was_stored_unseen_and_sent_meanwhile_is_stored_once(ho
     seen = iter([False])
     has = store.has
     vars(store)["has"] = lambda ids: next(seen, None) is None and has(ids)
-    own = vars(house.parts.own_transaction)
-    own["messages"] = Between(
-        store, after={"has": once(lambda: house.parts.database.transact(send))}
-    )
+    sent = once(lambda: house.parts.database.transact(send))
+    house.between("own_transaction", "messages", after={"has": sent})
     results = house.dispatcher.submit_many(drafts(3), atomic=True)
     assert errors(results) == [None] * 3
     assert [each.status for each in house.dispatcher.select()] == [Status.SENT] * 3
@@ -299,10 +295,9 @@ def test_all_or_none_that_repeats_a_key_is_answered_though_the_store_goes_away(
     house: House,
 ) -> None:
     """It is stored by then: an error would say that nothing was."""
-    own = vars(house.parts.own_transaction)
-    store = own["messages"]
-    away = Between(store, before={"with_keys": raising(StoreUnavailable("away"))})
-    own["messages"] = Between(store, after={"add_together": lambda: own.update(messages=away)})
+    away = {"with_keys": raising(StoreUnavailable("away"))}
+    go_away = partial(house.between, "own_transaction", "messages", before=away)
+    house.between("own_transaction", "messages", after={"add_together": go_away})
     twice = [draft("ada", idempotency_key="key")] * 2
     first, second = house.dispatcher.submit_many(twice, atomic=True)
     assert first == second
@@ -333,14 +328,14 @@ BREAKS: dict[str, tuple[str, str, str, BaseException]] = {
 @pytest.mark.parametrize("what", BREAKS)
 def test_what_breaks_a_batch_leaves_the_one_before_stored(house: House, what: str) -> None:
     use_case, part, call, error = BREAKS[what]
-    parts, calls = vars(getattr(house.parts, use_case)), list[None]()
+    calls = list[None]()
 
     def break_the_second() -> None:
         calls.append(None)
         if len(calls) > 1:
             raise error
 
-    parts[part] = Between(parts[part], before={call: break_the_second})
+    house.between(use_case, part, before={call: break_the_second})
     with pytest.raises(type(error)):
         house.dispatcher.submit_many(
             [draft(f"to {n}", idempotency_key=f"{n}") for n in range(BATCH + 50)]
@@ -372,17 +367,10 @@ def test_a_batch_of_which_a_duplicate_stored_one_is_not_taken_for_stored(house: 
     """The duplicate relies on the place, and so on the id, that the batch has booked."""
     batch = [draft("ada", idempotency_key="key"), draft("ben"), draft("cyd")]
     duplicates: list[Message] = []
-    own = vars(house.parts.own_transaction)
-    store = own["messages"]
     duplicate = once(
         lambda: duplicates.extend(map(accepted, house.dispatcher.submit_many(batch[:1])))
     )
-
-    def store_one() -> None:
-        own["messages"] = store
-        duplicate()
-
-    own["messages"] = Between(store, before={"add_together": store_one})
+    house.between("own_transaction", "messages", before={"add_together": duplicate})
     with pytest.raises(StoreUnavailable):
         house.dispatcher.submit_many(batch, atomic=True)
     assert [row[0] for row in house.rows()] == [each.id for each in duplicates]
@@ -397,17 +385,8 @@ def test_a_batch_of_which_a_duplicate_stored_one_is_not_taken_for_stored(house: 
 def test_a_batch_that_may_be_under_way_yet_is_not_said_to_be_refused(house: House) -> None:
     """The line broke in its first try; the others are refused, for the first one's locks say."""
     answers = [None, False, False]
-    own = vars(house.parts.own_transaction)
-    store = own["messages"]
-
-    class Busy:
-        def add_together(self, _: object, **__: bool) -> bool | None:
-            return answers.pop(0)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(store, name)
-
-    own["messages"] = Busy()
+    busy = {"add_together": lambda *_, **__: answers.pop(0)}
+    house.between("own_transaction", "messages", instead=busy)
     with pytest.raises(OutcomeUnknown):
         house.dispatcher.submit_many([draft("ada"), draft("ben")], atomic=True)
     assert not answers

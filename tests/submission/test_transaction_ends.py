@@ -22,7 +22,7 @@ from dispatcher.reservation.booking import Terms
 from dispatcher.store.database import Database
 from dispatcher.times.send_time import to_ms
 from tests.support.callers import SOON, callers_engine, order, ordered, queued, remind
-from tests.support.doubles import Between, raising
+from tests.support.doubles import raising
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build, on_postgresql, on_sqlite
 from tests.support.proxy import Proxy
@@ -66,8 +66,7 @@ def lose_the_place(house: House) -> None:
 
 def fail_after_the_end(house: House, *errors: BaseException) -> None:
     """Let the question what is stored fail."""
-    joined = vars(house.parts.callers_transactions)
-    joined["store"] = Between(joined["store"], before={"stored": raising(*errors)})
+    house.between("callers_transactions", "store", before={"stored": raising(*errors)})
 
 
 def test_an_open_transaction_keeps_its_place_beyond_the_grace_of_others(build: Build) -> None:

@@ -22,7 +22,7 @@ class HookCalls(list[tuple[str, Message]]):
 
 
 class Between:
-    """Passes every call on to a real part, and runs hooks before or after chosen ones."""
+    """Passes calls on to a real part; before, after or instead of chosen ones others are made."""
 
     def __init__(
         self,
@@ -30,13 +30,15 @@ class Between:
         *,
         before: Mapping[str, Callable[[], object]] | None = None,
         after: Mapping[str, Callable[[], object]] | None = None,
+        instead: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
         self._real = real
         self._before = before or {}
         self._after = after or {}
+        self._instead = instead or {}
 
     def __getattr__(self, name: str) -> Any:
-        target = getattr(self._real, name)
+        target = self._instead.get(name) or getattr(self._real, name)
         if name not in self._before and name not in self._after:
             return target
 

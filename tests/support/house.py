@@ -25,7 +25,7 @@ from dispatcher.times.send_time import to_ms
 from dispatcher.transports import MemoryTransport
 from tests.support import canaries
 from tests.support.clock import MovableClock
-from tests.support.doubles import WorkerDied, raising
+from tests.support.doubles import Between, WorkerDied, raising
 from tests.support.reserving import scores, value_of, window
 from tests.support.servers import RedisServer
 
@@ -134,6 +134,13 @@ class House(AbstractContextManager["House"]):
         for built in _USE_CASES:
             vars(self.parts).pop(built, None)
         vars(self.parts)[name] = part
+
+    def between(self, use_case: str, part: str, **hooks: Any) -> Any:
+        """Put a :class:`Between` with these hooks before a part of a use case; return the part."""
+        parts = vars(getattr(self.parts, use_case))
+        real = parts[part]
+        parts[part] = Between(real, **hooks)
+        return real
 
     def submit(self, recipient: str = "ada", **asked: Any) -> Message:
         if "send_at" not in asked and "send_in" not in asked:
