@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import insert
 
 from dispatcher import (
     IdempotencyConflict,
@@ -21,6 +20,7 @@ from tests.submission.test_idempotency import WAYS, keyed
 from tests.support.doubles import Between, at_once, once
 from tests.support.house import FAR, House, draft
 from tests.support.house_fixtures import Build
+from tests.support.rows import insert_attempt
 
 SOON = FAR + timedelta(minutes=1)
 LATER: dict[str, Any] = {"send_at": SOON + timedelta(hours=1), "body": {"text": "anew"}}
@@ -49,16 +49,10 @@ def end(
     if status is Status.CANCELLED:
         house.dispatcher.cancel(message.id)
     now, tries = house.database_time(), len(outcomes)
-    attempts = [
-        {
-            "message_id": message.id, "token": token, "started_at": now, "outcome": outcome,
-            "finished_at": None if outcome is None else now,
-        }
-        for token, outcome in enumerate(outcomes, start=1)
-    ]  # fmt: skip
-    if attempts:
-        rows = insert(house.tables.attempts).values(attempts)
-        house.database.run(lambda connection: connection.execute(rows))
+    for token, outcome in enumerate(outcomes, start=1):
+        ended = {"outcome": outcome, "finished_at": outcome and now}
+        tried = {"message_id": message.id, "token": token, "started_at": now}
+        insert_attempt(house.database, **tried, **ended)
     is_open = status in (Status.SCHEDULED, Status.SENDING, Status.HELD)
     claim = {"claimed_by": message.id, "claim_expires_at": now}
     house.change(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from dispatcher import (
     UnknownChannel,
 )
 from tests.store.plans import asked_of
+from tests.submission.test_idempotency import WAYS
 from tests.support.house import FAR, House, draft
 from tests.support.house_fixtures import Build
 
@@ -114,12 +116,10 @@ def test_suppression_is_judged_before_quotas_and_quiet_hours(build: Build) -> No
     moved = house.submit("ada", send_at=FAR + timedelta(minutes=7), scope="shared")
 
     def ways(at: datetime) -> list[Callable[[], object]]:
-        asked = draft("ada", scope="shared", send_at=at)
+        asked = {"scope": "shared", "send_at": at, "idempotency_key": None}
         return [
-            lambda: house.submit("ada", send_at=at, scope="shared"),
-            lambda: raised(house.dispatcher.submit_many([asked])),
-            lambda: raised(house.dispatcher.plan([asked]).rejections),
-            lambda: joined(house, "ada", send_at=at, scope="shared"),
+            *(partial(way, house, asked) for way in WAYS.values()),
+            lambda: raised(house.dispatcher.plan([draft("ada", **asked)]).rejections),
             lambda: house.dispatcher.reschedule(moved.id, send_at=at),
             lambda: raised(house.dispatcher.reschedule_many([moved.id], send_at=at)),
         ]
@@ -141,13 +141,6 @@ def raised(answers: Sequence[Message | Rejection | DispatcherError]) -> None:
     (answer,) = answers
     assert not isinstance(answer, Message)
     raise answer.error if isinstance(answer, Rejection) else answer
-
-
-def joined(house: House, recipient: str, **asked: Any) -> None:
-    with house.database.engine.execution_options(
-        isolation_level="READ COMMITTED" if "sqlite" not in house.url else "SERIALIZABLE"
-    ).begin() as connection:
-        house.submit(recipient, session=connection, **asked)
 
 
 def slip_in(house: House, recipient: str, **asked: Any) -> Message:
