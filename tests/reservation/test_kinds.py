@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from itertools import combinations, product
 from typing import Any
@@ -167,28 +166,6 @@ def test_a_booking_that_a_later_shard_does_not_answer_is_given_back(
                 reserve(through.windows, message_id, terms=terms(tenant=ACME), send_at=NOON)
             assert proxy.dropped == 2
             assert real.dump() == before
-
-
-def test_many_at_once_in_several_shards_keep_every_quota_and_leave_nothing_of_the_refused(
-    real: Reserving,
-) -> None:
-    """While one that a later shard refuses stands in the first, others may count it."""
-    latest = NOON + 3 * HOUR
-
-    def submit(n: int) -> datetime | None:
-        try:
-            return book(real, f"r{n % 10}", tenant=ACME, latest=latest).send_at
-        except QuotaExceeded:
-            return None
-
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(submit, range(40)))
-    times = sorted(time for time in found if time is not None)
-    assert 12 <= len(times) <= 16, "4 in each hour from 12 to 15 o'clock"
-    assert all(later - first >= HOUR for first, later in zip(times, times[4:], strict=False))
-    assert sorted(real.places(TENANT).values()) == [ms(time) for time in times]
-    assert real.places(WHOLE) == real.places(TENANT)
-    assert len(real.unconfirmed()) == len(times) * 4
 
 
 LOST = [terms(tenant=ACME).scopes[1], WHOLE, TENANT]

@@ -129,21 +129,6 @@ def test_a_lost_reply_of_a_move_books_once(
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_a_move_whose_line_breaks_between_two_shards_leaves_what_reconcile_frees(
-    through: Reserving, proxy: Proxy, nth: int
-) -> None:
-    message_id = book(through, SEVERAL)
-    proxy.drop_reply(message_id.bytes, nth=nth, then_refuse=True)
-    with pytest.raises(ReservationsUnavailable):
-        move(through, message_id, SEVERAL, NOON + HOUR)
-    proxy.pass_all()
-    booked = {each.home for each in SEVERAL.scopes if len(through.places(each)) > 1}
-    assert len(booked) == nth
-    assert sweep(through, {message_id: (NOON, "")}) == 0
-    assert places(through, SEVERAL) == {message_id.bytes: ms(NOON)}
-
-
-@pytest.mark.parametrize("nth", [1, 2, 3])
 def test_a_move_that_is_not_answered_is_undone_when_redis_is_back(
     through: Reserving, proxy: Proxy, nth: int
 ) -> None:

@@ -152,27 +152,8 @@ def test_a_submit_that_dies_leaves_its_message_or_nothing_and_can_be_repeated(
     assert len(lines(house)) == 2 * len(messages), "each begins once and ends once"
 
 
-def cancels(dispatcher: Dispatcher, message_id: UUID) -> None:
-    dispatcher.cancel(message_id)
-
-
 def opts_out(dispatcher: Dispatcher, recipient: str) -> None:
     dispatcher.suppress(recipient)
-
-
-@each_how
-def test_a_cancel_that_dies_before_the_release_is_final_and_its_place_is_freed(
-    house: House, how: How
-) -> None:
-    message = house.dispatcher.submit(**wish(send_in=5 * MINUTE))
-    reconcile(house)  # what is confirmed is not pending any more: only the row tells
-    die("cancel.after_rows", cancels, house.settings, message.id, how=how)
-    assert house.again(message).status is Status.CANCELLED
-    assert windows_of(house) != {}
-    heal(house)
-    assert windows_of(house) == {}
-    judge(house, [message.id], cancelled=[message.id])
-    assert house.dispatcher.cancel(message.id).status is Status.CANCELLED, "told again"
 
 
 @each_how
