@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from redis.connection import AbstractConnection
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine
 
 from dispatcher import Draft, Message, StoreUnavailable
 from dispatcher.delivery import reconciler
@@ -18,6 +18,7 @@ from dispatcher.errors import ReservationsUnavailable
 from dispatcher.message import new_id
 from dispatcher.reservation.upkeep import Rebuild, Reserved
 from dispatcher.scope import own_scope
+from tests.store.plans import asked_of
 from tests.support.doubles import raising
 from tests.support.house import BODY, FAR, House
 from tests.support.house_fixtures import Build
@@ -185,16 +186,10 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         calls["Redis"] += 1
         send(self, *words, **more)
 
-    def note(*_: object) -> None:
-        calls["SQL"] += 1
-
-    event.listen(Engine, "before_cursor_execute", note)
-    try:
-        with monkeypatch.context() as patch:
-            patch.setattr(AbstractConnection, "send_packed_command", count)
-            yield calls
-    finally:
-        event.remove(Engine, "before_cursor_execute", note)
+    with asked_of(Engine) as asked, monkeypatch.context() as patch:
+        patch.setattr(AbstractConnection, "send_packed_command", count)
+        yield calls
+    calls["SQL"] = len(asked)
 
 
 def calls_of_a_rebuild(house: House, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:

@@ -16,7 +16,7 @@ from tests.support.tables import attempts, messages
 
 
 @contextmanager
-def asked_of(target: Engine | Connection) -> Iterator[list[tuple[str, Any]]]:
+def asked_of(target: Engine | type[Engine] | Connection) -> Iterator[list[tuple[str, Any]]]:
     """Give the statements that are run inside, with their values."""
     asked: list[tuple[str, Any]] = []
 

@@ -78,7 +78,6 @@ def test_the_limits_of_a_body_are_those_of_the_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "asked"),
     [
-        ("refusals", {"quota": "often"}),
         ("next_slot", {"recipient": "a\nb"}),
         ("select", {"recipient": "a\0b"}),
     ],

@@ -145,10 +145,7 @@ def test_however_many_move_the_store_and_redis_are_asked_a_few_times(house: Hous
 
 @pytest.mark.every_database
 def test_failed_messages_are_retried_each_as_alone(slow: House) -> None:
-    def refuse(_: Message) -> None:
-        raise PermanentFailure("no such number")
-
-    slow.memory.before = refuse
+    slow.fail_sends(*[PermanentFailure("no such number")] * 4)
     messages = [slow.submit(f"r{n}") for n in range(6)]
     failed = [*messages[:3], messages[4]]
     slow.deliver(*failed)

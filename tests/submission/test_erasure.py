@@ -69,8 +69,7 @@ def of_every_status(house: House) -> dict[Status, Message]:
         if status not in (Status.SCHEDULED, Status.SENDING)
     }
     house.deliver(made[Status.SENT])
-    fail = raising(PermanentFailure("no mailbox Ada Lovelace"))
-    house.memory.before = lambda _: fail()
+    house.fail_sends(PermanentFailure("no mailbox Ada Lovelace"))
     house.deliver(made[Status.FAILED])
     assert house.again(made[Status.FAILED]).status is Status.FAILED
     house.dispatcher.cancel(made[Status.CANCELLED].id)

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from dispatcher import Message, Status
+from dispatcher import Status
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
 
@@ -26,17 +26,13 @@ def unknowing(build: Build, knowing: House) -> House:
     return build(clock=hour_ago(), channels=FILE, opened=False)
 
 
-def make_due(house: House, *messages: Message) -> None:
-    house.change(messages, next_attempt_at=house.database_time() - timedelta(milliseconds=1))
-
-
 @pytest.mark.every_database
 def test_a_message_of_an_unknown_channel_is_put_back_and_costs_nothing(
     knowing: House, unknowing: House, caplog: pytest.LogCaptureFixture
 ) -> None:
     message = knowing.submit("olga")
     for _ in range(3):
-        make_due(knowing, message)
+        knowing.make_due(message)
         before = knowing.database_time()
         assert unknowing.deliver(message) == 0
         now = unknowing.again(message)
@@ -50,7 +46,7 @@ def test_a_message_of_an_unknown_channel_is_put_back_and_costs_nothing(
     error = next(each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR)
     assert "memory" in error
     assert "olga" not in error
-    make_due(knowing, message)
+    knowing.make_due(message)
     assert knowing.deliver(message) == 1
     assert knowing.sent == [message.id]
 
