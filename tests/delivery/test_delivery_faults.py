@@ -72,24 +72,6 @@ def test_after_a_flush_permits_are_refused_until_the_sends_are_counted_again(
     assert slow.again(second).next_attempt_at - slow.database_time() > timedelta(seconds=50)
 
 
-def test_after_a_flush_a_send_under_way_counts_to_the_end_of_its_claim(
-    slow: House, build: Build
-) -> None:
-    first = slow.submit()
-    second = slow.submit(send_in=MINUTE)
-    other = build(clock=hour_ago(), opened=False)
-
-    def meanwhile(_: Message) -> None:
-        slow.redis.flushall()
-        other.open()
-        assert other.deliver(second) == 0
-
-    slow.memory.before = meanwhile
-    assert slow.deliver(first) == 1
-    assert other.sent == []
-    assert len(slow.permits()) == 1
-
-
 @pytest.fixture
 def through(redis_server: RedisServer, far: FarDatabase) -> Iterator[House]:
     with house_on(redis_server, far.direct, database_url=far.through, clock=hour_ago()) as house:

@@ -12,7 +12,6 @@ from sqlalchemy.orm import Session
 
 from dispatcher import Draft, Message
 from dispatcher.celery.queue import EARLY
-from dispatcher.store.maintenance import MOST_GRACES
 from dispatcher.times.clock import SystemClock
 from tests.support.doubles import at_once
 from tests.support.house import BODY, House, hour_ago
@@ -124,22 +123,6 @@ def test_messages_within_the_horizon_are_enqueued_in_groups_of_one_channel(build
     assert {frozenset({str(other.id)}), frozenset({str(later.id)})} <= sizes
     assert sorted(all_ids(house)) == sorted(str(message.id) for message in everything)
     assert {eta_of(task) for task in groups if str(later.id) not in ids_in(task)} == {at - EARLY}
-
-
-def test_a_lost_task_is_enqueued_again_after_its_grace(slow: House) -> None:
-    message = slow.submit()
-    assert all_ids(slow) == [str(message.id)]
-    slow.broker.flushdb()
-    assert slow.parts.sweep.enqueue_due() == 1, "its grace has passed: it is an hour late"
-    assert all_ids(slow) == [str(message.id)]
-    assert slow.parts.sweep.enqueue_due() == 0, "within its grace it is not repeated"
-    [enqueue_at] = slow.columns(message, "enqueue_at")
-    grace = enqueue_at - slow.database_time()
-    assert timedelta(0) < grace <= MOST_GRACES * slow.settings.enqueue_grace
-    slow.change([message], enqueue_at=slow.database_time())
-    slow.broker.flushdb()
-    assert slow.parts.sweep.enqueue_due() == 1
-    assert all_ids(slow) == [str(message.id)]
 
 
 def test_with_the_broker_down_a_submit_succeeds_in_time_and_the_sweep_enqueues_later(

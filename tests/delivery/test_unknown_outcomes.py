@@ -18,7 +18,6 @@ from dispatcher import (
     TooLate,
 )
 from dispatcher.message import new_id
-from dispatcher.store.claims import Success
 from dispatcher.times.send_time import to_ms
 from tests.support.doubles import Between, at_once, once
 from tests.support.far import FarDatabase
@@ -180,24 +179,6 @@ def resumed_after_it_was_held(house: House, error: Exception | None, **asked: An
     house.deliver(message)
     house.memory.before = None
     return house.again(message)
-
-
-@pytest.mark.every_database
-@pytest.mark.parametrize("decide", [*DECISIONS, "retry"])
-def test_a_late_success_is_taken_from_who_decided_meanwhile(slow: House, decide: str) -> None:
-    message = slow.submit(on_unknown="hold")
-    [claim] = slow.parts.delivery.shared.claims.claim([message.id])
-    slow.end_claims(message)
-    slow.parts.sweep.rescue()
-    if decide == "retry":
-        slow.dispatcher.drop(message.id)
-        slow.dispatcher.retry(message.id, perhaps_sent=True)
-    else:
-        getattr(slow.dispatcher, decide)(message.id)
-    slow.parts.delivery.shared.claims.record([Success(claim, "late")], [], enqueue_in=HOUR)
-    assert slow.again(message).status is Status.SENT
-    assert slow.outcomes(message) == [Outcome.SENT]
-    assert slow.deliver(message) == 0
 
 
 @pytest.mark.every_database
