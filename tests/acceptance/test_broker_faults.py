@@ -12,6 +12,7 @@ from dispatcher import Dispatcher
 from dispatcher.celery.configuration import create_app
 from dispatcher.message import Message
 from tests.support.environment import CHANNEL, Maker, broker_on, frozen
+from tests.support.house_fixtures import on_sqlite
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 
@@ -20,8 +21,6 @@ pytestmark = pytest.mark.long
 MOST_SECONDS = 20.0
 """A submit waits a second for a broker that is away, and else for ever; the rest is for a slow
 machine."""
-
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 @pytest.fixture

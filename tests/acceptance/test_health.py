@@ -1,4 +1,4 @@
-"""A real worker and a real beat answer probes, through outages and when they hang."""
+"""A real worker and beat answer probes, through outages and when they hang, and Prometheus."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.environment import Maker, broker_on, dispatcher_command, frozen
+from tests.support.environment import CHANNEL, Maker, broker_on, dispatcher_command, frozen
 from tests.support.hanging import HANGS_AFTER
+from tests.support.house_fixtures import on_sqlite
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 from tests.telemetry.test_health import answer
@@ -23,7 +27,6 @@ from tests.telemetry.test_health import answer
 HANGING = (sys.executable, "-m", "tests.support.hanging")
 ALIVE = (200, "alive\n")
 BOTH = ("worker", "beat")
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 @pytest.fixture
@@ -116,3 +119,52 @@ def test_a_worker_of_processes_is_alive_before_its_broker_is_there_and_silent_wh
         with frozen(running.pid(name)), pytest.raises((URLError, TimeoutError)):
             answer(at, "/livez", seconds=0.5)
         assert says(folder, name, "/livez") == ALIVE
+
+
+MANY = 12
+
+
+def scraped(address: str) -> Mapping[tuple[str, frozenset[Any]], float]:
+    url = f"http://{address}/metrics"
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        text = answer.read().decode()
+    return {
+        (each.name.removeprefix("dispatcher_"), frozenset(each.labels.items())): each.value
+        for family in text_string_to_metric_families(text)
+        for each in family.samples
+    }
+
+
+@on_sqlite
+def test_a_worker_tells_what_all_its_processes_counted(
+    environment: Maker, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(folder))
+    services = {
+        "worker": dispatcher_command(
+            "worker", "--metrics-port=0", "--pool=prefork", "--concurrency=2"
+        ),
+        "beat-1": dispatcher_command("beat"),
+    }
+    running = environment(services=services, quotas="100/second")
+    for number in range(MANY):
+        running.submit(f"person {number}")
+    running.wait_until_ended()
+    url = wait_until(lambda: address(folder, "worker"))
+    assert url is not None
+
+    def value(name: str, **labels: str) -> float:
+        return scraped(url).get((name, frozenset(labels.items())), 0.0)
+
+    wait_until(lambda: value("transitions_total", transition="sent", channel=CHANNEL) == MANY)
+    assert value("attempts_total", channel=CHANNEL, outcome="sent") == MANY
+    assert value("lateness_seconds_count", channel=CHANNEL) == MANY
+    wait_until(lambda: value("sweep_runs_total", duty="rescue", result="done") >= 2)
+    wait_until(lambda: value("workers") == 1)
+    wait_until(lambda: 0 <= value("sweep_age_seconds", duty="rescue") < 10)  # after each turn
+    assert value("overdue_messages") == 0
+    names = {name for name, _ in scraped(url)}
+    assert {"process_cpu_seconds_total", "oldest_overdue_seconds"} <= names
+    assert list(folder.glob("dispatcher-metrics-*"))
+    running.stop("worker")
+    assert not list(folder.glob("dispatcher-metrics-*")), "it takes its counters along"

@@ -10,11 +10,11 @@ import pytest
 
 from tests.acceptance.test_health import address, says
 from tests.support.environment import Maker
+from tests.support.house_fixtures import on_sqlite
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.long
 
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 CELERY = (sys.executable, "-m", "celery", "-A", "shop")
 SHOP = """

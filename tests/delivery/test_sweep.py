@@ -1,19 +1,29 @@
-"""Rescue, prune and reconcile; and any number of sweeps side by side."""
+"""The duties of the sweep, any number of sweeps side by side, and ticks that come together."""
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from dispatcher import Message, Outcome, Status
+from dispatcher.celery import tasks
 from dispatcher.delivery import sweep as sweep_module
 from dispatcher.delivery.reconciler import ReconcileResult
+from dispatcher.delivery.sweep import Ticks
+from dispatcher.errors import ReservationsUnavailable
+from dispatcher.settings import Settings
+from dispatcher.telemetry.journal import Journal
+from dispatcher.times.clock import SystemClock
+from tests.support.clock import MovableClock
 from tests.support.doubles import at_once
 from tests.support.house import FAR, House, hour_ago
 from tests.support.house_fixtures import Build
 
-MINUTE = timedelta(minutes=1)
+SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
 
 
 def left_sending(house: House, count: int) -> list[Message]:
@@ -94,3 +104,133 @@ def test_two_sweeps_side_by_side_reconcile_once(build: Build, flush: bool) -> No
     assert len(done) == 3
     assert sum(result.rebuilt for result in done) == (2 * house.settings.shards if flush else 0)
     assert house.all_members() == before == house.reservations()
+
+
+CHANNELS: dict[str, Any] = {
+    "send": {"transport": "memory"},
+    "expire": {"transport": "memory", "catch_up": "expire"},
+}
+
+
+@pytest.fixture
+def back(build: Build) -> House:
+    """Give a house an hour after an outage began: what is submitted by its clock is overdue."""
+    return build(clock=hour_ago(), channels=CHANNELS)
+
+
+def catch_up(house: House) -> int:
+    return house.parts.sweep.catch_up()
+
+
+@pytest.mark.every_database
+def test_only_who_catches_up_takes_what_is_overdue_and_its_quota_is_free(back: House) -> None:
+    overdue, other = back.submit("ada", channel="expire"), back.submit("ben", channel="send")
+    assert back.parts.sweep.enqueue_due() == 1, "that of the other channel"
+    assert back.deliver(overdue, other) == 1, "also where its task has waited in the broker"
+    assert back.again(overdue) == overdue
+    assert back.again(other).status is Status.SENT
+    assert catch_up(back) == 1
+    ended = back.again(overdue)
+    assert (ended.status, (ended.last_error or "")[:7]) == (Status.EXPIRED, "overdue")
+    assert back.parts.reconciler.reconcile().released == 1
+    assert back.members() == {}
+    assert catch_up(back) == 0
+
+
+@pytest.mark.every_database
+def test_catch_up_changes_overdue_messages_alone(back: House) -> None:
+    near = back.submit("near", channel="expire", send_at=back.database_time() - 4 * MINUTE)
+    tried = back.submit("tried", channel="expire")
+    back.change([tried], attempt_count=1)
+    snoozed = back.submit("snoozed", channel="expire")
+    back.change([snoozed], next_attempt_at=back.database_time() - MINUTE)
+    limited = back.submit("limited", channel="expire")
+    back.change([limited], next_attempt_at=back.database_time() + HOUR)
+    cancelled = back.submit("cancelled", channel="expire")
+    back.dispatcher.cancel(cancelled.id)
+    before = back.rows()
+    assert catch_up(back) == 0
+    assert back.rows() == before
+    assert back.deliver(near, tried, snoozed) == 3
+
+
+@pytest.mark.every_database
+def test_sweeps_side_by_side_catch_up_with_each_message_once(build: Build) -> None:
+    houses = [build(clock=hour_ago(), channels=CHANNELS) for _ in range(3)]
+    house = houses[0]
+    start = house.clock.now()
+    messages = [
+        house.submit(f"name {n % 4}", channel="expire", send_at=start + n // 4 * MINUTE)
+        for n in range(20)
+    ]
+    answers = at_once([each.parts.sweep.catch_up for each in houses])
+    done = [answer for answer in answers if isinstance(answer, int)]
+    assert len(done) == 3
+    # Each of two that meet may leave the rest of its batch to the other: the next turn takes it.
+    done.append(catch_up(house))
+    assert sum(done) >= 20
+    assert {house.again(message).status for message in messages} == {Status.EXPIRED}
+    assert house.reconciled().all_members() == house.reservations()
+
+
+@pytest.fixture
+def clock() -> MovableClock:
+    return MovableClock()
+
+
+def test_a_pile_of_ticks_is_one(clock: MovableClock) -> None:
+    done: list[int] = []
+    pile = Ticks(clock)
+    for number in range(10):
+        is_done = pile.run("rescue", SECOND, lambda: done.append(number))  # noqa: B023 - called at once
+        assert is_done is (number == 0)
+        clock.advance(SECOND / 100)
+    assert done == [0]
+
+
+def test_each_tick_of_a_beat_is_run_though_they_are_not_quite_even(clock: MovableClock) -> None:
+    done: list[str] = []
+    steady = Ticks(clock)
+    for late in (0.0, 0.3, -0.2, 0.4, -0.1):
+        steady.run("rescue", SECOND, lambda: done.append("rescue"))
+        clock.advance(SECOND * (1 + late))
+    assert len(done) == 5
+
+
+def test_a_duty_that_hangs_is_begun_once_more_and_not_again(clock: MovableClock) -> None:
+    begun: list[str] = []
+    hung = Ticks(clock)
+
+    def hang(depth: int) -> None:
+        begun.append("rescue")
+        if depth:
+            clock.advance(SECOND)
+            assert hung.run("rescue", SECOND, lambda: hang(depth - 1)) is (depth == 3)
+
+    assert hung.run("rescue", SECOND, lambda: hang(3))
+    assert begun == ["rescue", "rescue"]
+    clock.advance(SECOND)
+    assert hung.run("rescue", SECOND, lambda: None), "those have ended"
+
+
+def test_a_server_that_is_away_is_told_in_a_line_and_not_in_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def reconcile() -> None:
+        raise ReservationsUnavailable("Redis is loading its data")
+
+    parts = SimpleNamespace(
+        settings=Settings(),
+        reconciler=SimpleNamespace(reconcile=reconcile),
+        journal=Journal(),
+        clock=SystemClock(),
+        ticks=Ticks(SystemClock()),
+    )
+    monkeypatch.setattr(tasks, "here", lambda: parts)
+    monkeypatch.setattr(tasks, "_told_at", {})
+    with caplog.at_level(logging.INFO):
+        assert tasks.duties["reconcile"].apply().state == "FAILURE"
+    (line,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "reconcile" in line.message
+    assert "Redis is loading its data" in line.message
+    assert not any(record.exc_info for record in caplog.records)

@@ -1,7 +1,8 @@
-"""What a webhook does when the line, or the server behind it, does not."""
+"""What a webhook does when the line, or the server behind it, does not; libraries stay quiet."""
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pytest
 from dispatcher import PerhapsSent, PermanentFailure, TemporaryFailure
 from dispatcher.testing import a_message
 from dispatcher.times.clock import SystemClock
+from dispatcher.transports.connections import quiet, silence
 from tests.support.http_receiver import Handler, Receiver, pause, receiving
 from tests.support.waiting import wait_until
 from tests.transports.conftest import in_time, open_to, to
@@ -268,3 +270,22 @@ def test_of_several_addresses_the_first_that_answers_is_taken_and_no_proxy(
         assert transport.send(a_message(recipient=url)) == "204"
         assert proxy.received == []
     assert receiver.received[0].headers["host"] == f"two.example:{receiver.port}"
+
+
+def test_only_the_thread_that_is_quiet_writes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    logger = logging.getLogger("quiet_for_tests.inner")
+    for _ in range(3):
+        silence("quiet_for_tests")
+    assert len(logger.filters) == 1
+    with quiet():
+        with quiet():
+            logger.error("one")
+        logger.error("two")
+        thread = threading.Thread(target=logger.error, args=("of another thread",))
+        thread.start()
+        thread.join()
+        logging.getLogger("loud_for_tests").error("of another library")
+    logger.error("afterwards")
+    said = [each.getMessage() for each in caplog.records]
+    assert said == ["of another thread", "of another library", "afterwards"]
