@@ -32,8 +32,7 @@ from tests.support.nodes import free_port
 from tests.support.processes import command_line
 from tests.support.waiting import DEADLINE, wait_until
 from tests.web.conftest import ON_SQLITE
-from tests.web.test_idempotency import key
-from tests.web.test_messages import new
+from tests.web.test_messages import key, new
 
 
 @ON_SQLITE
