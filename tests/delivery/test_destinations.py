@@ -18,7 +18,7 @@ from dispatcher.testing import a_message
 from dispatcher.transports.smtp import SmtpTransport
 from dispatcher.transports.webhook import WebhookTransport
 from tests.support.clock import MovableClock
-from tests.support.groups import a_group
+from tests.support.doubles import a_group
 from tests.support.waiting import wait_until
 
 SHARE = 4

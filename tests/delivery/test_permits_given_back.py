@@ -14,8 +14,7 @@ from dispatcher import LimitersUnavailable, Message
 from dispatcher.delivery.group import permit_of
 from dispatcher.message import Outcome
 from dispatcher.store.claims import Claim, Claims, Failure, Success
-from tests.support.doubles import Between, once
-from tests.support.groups import a_group
+from tests.support.doubles import Between, a_group, once
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
 

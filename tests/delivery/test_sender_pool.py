@@ -15,7 +15,7 @@ from dispatcher.delivery.group import Group
 from dispatcher.delivery.sender_pool import SenderPool
 from dispatcher.store.claims import Claim
 from dispatcher.times.clock import SystemClock
-from tests.support.groups import a_group
+from tests.support.doubles import a_group
 from tests.support.waiting import DEADLINE, wait_until
 
 

@@ -14,7 +14,7 @@ from dispatcher import Draft, Message, PermanentFailure, QuietHours, QuotaExceed
 from dispatcher.errors import DispatcherError
 from dispatcher.message import Rejection
 from dispatcher.testing import MemoryDispatcher
-from tests.support.limits import little_at_once
+from tests.support.reserving import little_at_once
 from tests.support.soak import examples
 
 START = datetime(2026, 11, 23, 12, tzinfo=UTC)

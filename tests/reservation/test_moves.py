@@ -17,9 +17,17 @@ from dispatcher.redis.scripts import source
 from dispatcher.reservation.booking import BookingRequest, Slot, Terms
 from dispatcher.reservation.encoding import member_of
 from dispatcher.scope import OWN_SCOPE, counted
-from tests.support.limits import little_at_once
 from tests.support.proxy import Proxy
-from tests.support.reserving import SHARDS, Reserving, ms, named, reserve, reserving, win
+from tests.support.reserving import (
+    SHARDS,
+    Reserving,
+    little_at_once,
+    ms,
+    named,
+    reserve,
+    reserving,
+    win,
+)
 from tests.support.reserving import move as booked_move
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)

@@ -10,8 +10,7 @@ import argparse
 import sys
 import time
 
-from tests.simulation.judge import judge
-from tests.simulation.runs import played, search, told
+from tests.simulation.judge import judge, played, search, told
 
 
 def main() -> int:
@@ -34,24 +33,12 @@ def main() -> int:
     found = search(faults=given.faults, first=given.first, stop_at_first=False)
     took = time.process_time() - started
     print(f"{found.faults} faults in {found.stories} stories, {took:.1f} s of processor time")  # noqa: T201
-    for what, count in sorted(_grouped(found.counts).items(), key=lambda each: -each[1]):
+    for what, count in found.counts.most_common():
         print(f"{count:8}  {what}")  # noqa: T201
     for seed, broken in found.broken.items():
         print(f"seed {seed}: {broken[0]}")  # noqa: T201
         print(f"  the story: .venv/bin/python -m tests.simulation {seed}")  # noqa: T201
     return bool(found.broken)
-
-
-def _grouped(counts: dict[str, int]) -> dict[str, int]:
-    grouped: dict[str, int] = {}
-    for what, count in counts.items():
-        name = " ".join(
-            "a process" if word in {"worker", "sweeper", "client"} else word
-            for word in what.split()
-            if not word.isdigit()
-        ).replace("a a process", "a worker")
-        grouped[name] = grouped.get(name, 0) + count
-    return grouped
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from dispatcher.errors import OutcomeUnknown, StoreUnavailable, TooLate
 from dispatcher.message import Status
 from dispatcher.reservation.booking import BookingRequest
 from dispatcher.store.claims import ClaimChanges, change
-from tests.simulation.runs import Found, search
+from tests.simulation.judge import Found, search
 from tests.support.planting import Seams, nothing, planted
 
 ENOUGH = 20_000

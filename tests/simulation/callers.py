@@ -16,7 +16,7 @@ from dispatcher.message import Draft, Message, Rejection, Status
 from dispatcher.submission.changes import NewTime
 from dispatcher.submission.reserver import LOOKING_SECONDS
 from tests.simulation.facts import Asked
-from tests.simulation.joined import CallersSession
+from tests.simulation.faults import CallersSession
 from tests.simulation.scheduler import Process
 from tests.simulation.setting import SCOPES, TENANTS
 

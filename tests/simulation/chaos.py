@@ -28,11 +28,7 @@ class Chaos:
             if weather.calm:
                 return
             disasters = self._disasters()
-            weights = [
-                0.5,
-                0.5,
-                *[1.0] * (len(disasters) - 2),
-            ]  # after those hardly one is accepted
+            weights = [0.5, 0.5, *[1.0] * (len(disasters) - 2)]  # after those few are accepted
             what, act = self._rng.choices(disasters, weights)[0]
             weather.note(what)
             world.tell("chaos", what)

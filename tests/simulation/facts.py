@@ -14,8 +14,8 @@ from dispatcher.message import Message, Status
 from dispatcher.store.claims import Claim, Claims, Failure, Success
 from dispatcher.store.database import Database
 from dispatcher.store.maintenance import StoreMaintenance
+from tests.simulation.servers import Row, Try
 from tests.simulation.setting import RETENTION
-from tests.simulation.store import Row, Try
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

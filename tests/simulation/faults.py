@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import StrEnum
 from types import GeneratorType
 from typing import Any, cast
+from uuid import UUID
+
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session
 
 from dispatcher.errors import (
     DispatcherError,
@@ -19,8 +25,9 @@ from dispatcher.errors import (
     StoreUnavailable,
 )
 from dispatcher.reservation.shards import LegAnswer
+from dispatcher.store.outbox import JoinedMessages
 from dispatcher.store.schema import Addition
-from tests.simulation.scheduler import Process, Scheduler
+from tests.simulation.scheduler import Killed, Process, Scheduler
 
 
 class Fault(StrEnum):
@@ -266,3 +273,63 @@ class Line:
             if len(asked) == 1:
                 raise
             return cast("list[LegAnswer]", self._reached.book(asked, **more))
+
+
+OnEnd = Callable[[Sequence[Any], bool], None]
+Reach = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """What a process does at the end of a transaction; nothing once it is dead."""
+
+    process: Process
+    on_end: OnEnd
+
+    def __call__(self, joined: Sequence[Any], is_certain: bool) -> None:
+        with suppress(Killed):  # the pool gets its connection back
+            if self.process.alive:
+                self.on_end(joined, is_certain)
+
+
+class JoinedLine:
+    """The messages of transactions as a process reaches them; one ends where its line breaks."""
+
+    def __init__(self, real: JoinedMessages, process: Process, reached: Reach) -> None:
+        self._real = real
+        self._process = process
+        self._reached = reached
+
+    def join(self, session: Session, on_end: OnEnd) -> Any:
+        transaction = self._real.join(session, _End(self._process, on_end))
+        return self._reached(transaction, breaks=session.connection().invalidate)
+
+    def stored(self, message_ids: Sequence[UUID]) -> Any:
+        return self._reached(self._real).stored(message_ids)
+
+
+class CallersSession(Session):
+    def __init__(self, connection: Connection, process: Process) -> None:
+        super().__init__(connection)
+        self._line = connection
+        self._process = process
+
+    @property
+    def is_open(self) -> bool:
+        return not self._line.invalidated
+
+    def close(self) -> None:
+        """Close it and its connection, also in a process that has died."""
+        if not self._process.alive and self.is_open:
+            self._line.invalidate()
+        super().close()
+        self._line.close()
+
+
+def committed(line: Any, reached: Any) -> None:
+    """Commit as a process reaches it; how it ends is what the driver says."""
+    try:
+        reached.commit()
+    except StoreUnavailable:
+        line.driver_connection.close()
+        raise sqlite3.ProgrammingError("Cannot operate on a closed database.") from None

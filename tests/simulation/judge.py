@@ -1,16 +1,18 @@
-"""Which promises a story breaks: what is told of it as a history, and what only it can tell."""
+"""Which promises stories break: by what is told of each as a history, and by what only it tells."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
 from dispatcher.message import Status
 from dispatcher.times.send_time import to_ms
 from tests.simulation.facts import Pruned
-from tests.simulation.store import Row
+from tests.simulation.servers import Row
 from tests.simulation.world import World
 from tests.support import lines
 from tests.support.judge import judge as judged
@@ -50,7 +52,7 @@ def _history(world: World) -> lines.Lines:
             answer = {"kind": "answer", "at": asked.at_us, "n": number, "answer": asked.told}
             told = {"id": str(asked.answer), "status": asked.status} if asked.answer else {}
             yield answer | told
-    yield from world.provider.lines
+    yield from world.sends
     for row, tries, deleted_at in _stored(world):
         yield from _cancels(world, row)
         more: dict[str, Any] = {"tag": json.loads(row.body)["text"]}
@@ -104,7 +106,7 @@ def _permits(world: World) -> Iterator[str]:
     memory_ms = permits.memory.total_seconds() * 1_000
     end_ms = world.server.now_ms()
     logs: dict[str, dict[bytes, float]] = {}
-    for line in world.provider.lines:
+    for line in world.sends:
         at_ms, scope = world.redis_ms_of(line["at"]), line["scope"]
         if line["kind"] != "begin" or at_ms < end_ms - memory_ms:
             continue
@@ -115,3 +117,40 @@ def _permits(world: World) -> Iterator[str]:
         id_ = UUID(line["id"]).bytes
         if not any(at >= at_ms for member, at in log.items() if member[:16] == id_):
             yield f"try {line['attempt']} of {line['id']} has no permit"
+
+
+@dataclass(slots=True)
+class Found:
+    faults: int = 0
+    stories: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    broken: dict[int, list[str]] = field(default_factory=dict)
+
+
+def played(seed: int) -> World:
+    world = World(seed)
+    world.play()
+    return world
+
+
+def search(*, faults: int, first: int = 0, stop_at_first: bool = True) -> Found:
+    """Play stories from seed ``first`` on until so much has gone wrong in them."""
+    found = Found()
+    seed = first
+    while found.faults < faults and not (found.broken and stop_at_first):
+        world = played(seed)
+        found.faults += world.weather.faults
+        found.stories += 1
+        found.counts += world.weather.counts
+        if broken := judge(world):
+            found.broken[seed] = broken
+        seed += 1
+    return found
+
+
+def told(world: World, about: str = "") -> Iterator[str]:
+    """Yield the story, one line a step; with ``about`` only what names it."""
+    for at_us, who, what, detail in world.story:
+        line = f"{at_us / 1_000_000:11.6f}  {who:<10}  {what:<28} {detail}"
+        if about in line:
+            yield line.rstrip()

@@ -11,8 +11,7 @@ import pytest
 
 from tests.simulation.bugs import BUGS, hunt
 from tests.simulation.faults import Fault
-from tests.simulation.judge import accepted
-from tests.simulation.runs import played, search, told
+from tests.simulation.judge import accepted, played, search, told
 from tests.support.soak import examples
 
 FAULTS = examples(20_000)
@@ -52,7 +51,7 @@ def test_the_stories_reach_what_they_are_to_break() -> None:
 def test_a_seed_tells_the_same_story_in_every_process() -> None:
     digest = played(3).digest()
 
-    program = "from tests.simulation.runs import played; print(played(3).digest())"
+    program = "from tests.simulation.judge import played; print(played(3).digest())"
     environment = os.environ | {"PYTHONHASHSEED": "7"}
     other = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -12,18 +12,23 @@ from sqlalchemy import or_
 
 from dispatcher.app import App, built_once
 from dispatcher.celery.configuration import DUTIES
+from dispatcher.delivery.send_log import LeftLog
 from dispatcher.message import Message
 from dispatcher.store.claims import Claims
 from dispatcher.store.database import Database
 from dispatcher.store.maintenance import StoreMaintenance
 from dispatcher.telemetry.journal import Journal
-from tests.simulation.broker import SimQueue
 from tests.simulation.facts import WatchedClaims, WatchedMaintenance
-from tests.simulation.faults import Line, MessagesLine, Reached
-from tests.simulation.joined import CallersSession, JoinedLine, committed
-from tests.simulation.ledger import SimTransport
-from tests.simulation.scheduler import Process
-from tests.simulation.send_logs import MemoryClaimLog, MemorySendLogs
+from tests.simulation.faults import (
+    CallersSession,
+    JoinedLine,
+    Line,
+    MessagesLine,
+    Reached,
+    committed,
+)
+from tests.simulation.outside import SimQueue, SimTransport
+from tests.simulation.scheduler import Process, Scheduler
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -92,7 +97,7 @@ class Wiring:
             transports=dict.fromkeys(
                 world.settings.channels,
                 SimTransport(
-                    world.provider,
+                    world.sends,
                     process,
                     look,
                     scheduler=world.scheduler,
@@ -145,3 +150,63 @@ class Wiring:
             asked = self._world.scheduler.running().seed
             if asked is not None:
                 asked.leaks = True
+
+
+class MemoryClaimLog:
+    """Stands in for ``dispatcher.delivery.send_log.ClaimLog``."""
+
+    def __init__(self, scheduler: Scheduler, mark: UUID, message_ids: Sequence[UUID]) -> None:
+        self.mark = mark
+        self.claimed = list(message_ids)
+        self.begun: set[UUID] = set()
+        self.is_kept = False
+        self._scheduler = scheduler
+        self._process = scheduler.running().process
+        self._is_closed = False
+
+    def begin(self, message_id: UUID) -> bool:
+        self._scheduler.running()
+        self.begun.add(message_id)
+        return True
+
+    def keep(self) -> None:
+        self._scheduler.running()
+        self.is_kept = True
+
+    def close(self) -> None:
+        self._scheduler.running()
+        self._is_closed = True
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its process lives and has closed it."""
+        return self._process.alive and self._is_closed
+
+    @property
+    def is_left(self) -> bool:
+        """Whether it is for the rescue to read."""
+        return self.is_kept if self.is_over else not self._process.alive
+
+
+class MemorySendLogs:
+    """Stands in for ``SendLogs`` of ``send_log``; ``logs`` are those of the machine."""
+
+    def __init__(
+        self, scheduler: Scheduler, logs: list[MemoryClaimLog], new_mark: Callable[[], UUID]
+    ) -> None:
+        self._scheduler = scheduler
+        self._logs = logs
+        self._new_mark = new_mark
+
+    def open(self, message_ids: Sequence[UUID]) -> MemoryClaimLog:
+        self._logs.append(MemoryClaimLog(self._scheduler, self._new_mark(), message_ids))
+        return self._logs[-1]
+
+    def consume(self, act: Callable[[LeftLog], object], *, limit: int) -> bool:
+        self._logs[:] = [each for each in self._logs if each.is_left or not each.is_over]
+        left = [each for each in self._logs if each.is_left]
+        for each in left[:limit]:
+            act(LeftLog(each.mark, tuple(id_ for id_ in each.claimed if id_ not in each.begun)))
+            if each in self._logs:
+                self._logs.remove(each)
+        return len(left) <= limit

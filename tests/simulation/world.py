@@ -9,18 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 from uuid import UUID
 
 from dispatcher import faults
 from dispatcher.app import App
 from dispatcher.celery.queue import TaskGroup
-from dispatcher.delivery import (
-    group,
-    sender_pool,
-    sweep,
-    task,
-)
+from dispatcher.delivery import group, sender_pool, sweep, task
 from dispatcher.errors import DispatcherError
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.reservation import booking, shards
@@ -28,16 +24,14 @@ from dispatcher.reservation.fence import Fence
 from dispatcher.store import database
 from dispatcher.submission import pipeline
 from dispatcher.times.send_time import to_ms
-from tests.simulation.broker import Broker
 from tests.simulation.callers import Caller, Known
 from tests.simulation.chaos import Chaos
 from tests.simulation.facts import Asked, Facts
 from tests.simulation.faults import Weather
-from tests.simulation.ledger import Provider
+from tests.simulation.outside import Broker
 from tests.simulation.scheduler import START, Process, Scheduler, Threading
-from tests.simulation.server import Server
+from tests.simulation.servers import Server, Store
 from tests.simulation.setting import settings
-from tests.simulation.store import Store
 from tests.simulation.wiring import Wiring
 
 _SECOND = 1_000_000
@@ -61,7 +55,7 @@ class World:
         self._shifts_us = [self.rng.randrange(-2 * _SECOND, 2 * _SECOND) for _ in range(2)]
         self.store = Store(self._server_clock(0))
         self.server = Server(self._server_clock(1))
-        self.provider = Provider()
+        self.sends: list[dict[str, Any]] = []
         self.broker = Broker(self.scheduler, self.weather)
         self.broker.take = self._take
         self.workers: dict[Process, App] = {}

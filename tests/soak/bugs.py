@@ -57,7 +57,7 @@ def _by_soak(name: str, bug: Bug, seed: int, seconds: float) -> Caught:
 
 
 def _by_test(name: str, bug: Bug) -> Caught:
-    ended = _run("tests.soak.planted", name, "pytest", "-qx", "-p", "no:cacheprovider", bug.test)
+    ended = _run("tests.soak.seeded", name, "pytest", "-qx", "-p", "no:cacheprovider", bug.test)
     is_caught = ended.returncode == 1 and "FAILED" in ended.stdout
     return bug.test if is_caught else f"{_NOTHING}: {ended.stdout[-200:]}", None
 

@@ -1,11 +1,14 @@
 """Known bugs that the soak, or a test, must catch: each replaces named attributes of the package.
 
-``tests/simulation/bugs.py`` has those that the simulation catches.
+``tests/simulation/bugs.py`` has those that the simulation catches. To run a module with a bug in
+it: ``python -m tests.soak.seeded BUG MODULE [ARGUMENT ...]``.
 """
 
 from __future__ import annotations
 
 import logging
+import runpy
+import sys
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
@@ -23,7 +26,7 @@ from dispatcher.redis.scripts import Script
 from dispatcher.store.claims import Failure
 from dispatcher.store.database import GuardedChange
 from dispatcher.transports.smtp import SmtpReply
-from tests.support.planting import Seams, nothing
+from tests.support.planting import Seams, nothing, planted
 
 Wrong = Callable[[Any], Any]
 
@@ -302,3 +305,8 @@ BUGS = {
         "test_a_success_ends_the_message_whatever_comes_of_the_next_try",
     ),
 }
+
+if __name__ == "__main__":
+    _, bug, *sys.argv = sys.argv
+    with planted(BUGS[bug].seams):
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

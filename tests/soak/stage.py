@@ -221,7 +221,7 @@ class Stage:
         side = name if name in WORKERS else "beats" if name in BEATS else "clients"
         command = [sys.executable, "-m"]
         if self.bug is not None:
-            command += ["tests.soak.planted", self.bug]
+            command += ["tests.soak.seeded", self.bug]
         if name in CLIENTS:
             command += ["tests.soak.client", "--name", name, "--seed", str(self.seed)]
         else:

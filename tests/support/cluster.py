@@ -14,9 +14,8 @@ from typing import Any, cast
 import redis
 from redis.crc import key_slot
 
-from tests.support.clients import CLUSTER, client_of
 from tests.support.network import Host
-from tests.support.nodes import PORTS, Node, replicating, started
+from tests.support.nodes import CLUSTER, PORTS, Node, client_of, replicating, started
 from tests.support.waiting import wait_until
 
 SLOTS = 16_384

@@ -5,9 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any, TypeVar
+from uuid import uuid4
 
-from dispatcher import Message
+from dispatcher import Message, Settings
+from dispatcher.delivery import Shared
+from dispatcher.delivery.group import Group
+from dispatcher.delivery.send_log import ClaimLog
+from dispatcher.times.clock import SystemClock
 
 T = TypeVar("T")
 
@@ -93,3 +99,11 @@ def at_once(actions: Sequence[Callable[[], T]]) -> list[T | Exception]:
 
 def _nothing() -> None:
     pass
+
+
+_BARE: Any = SimpleNamespace(clock=SystemClock(), settings=Settings())
+
+
+def a_group(shared: Shared = _BARE) -> Group:
+    log = ClaimLog(uuid4())
+    return Group(shared, {}, (), claimed_at=0.0, send_log=log)

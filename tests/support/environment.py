@@ -18,10 +18,10 @@ from dispatcher import Dispatcher, Settings
 from dispatcher.errors import ReservationsUnavailable
 from dispatcher.message import Message
 from dispatcher.store.database import Database
-from tests.support.clients import client_of
 from tests.support.history import FINAL, History, read
 from tests.support.judge import false_windows, judge
 from tests.support.lines import places, stored, terms_of, told
+from tests.support.nodes import client_of
 from tests.support.service import Forked, Service, Supervised
 from tests.support.tables import IS_MESSAGE, messages
 from tests.support.waiting import wait_until

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import redis
+from redis.cluster import ClusterNode, RedisCluster
+from redis.sentinel import Sentinel
 
 from tests.support.network import Host
 from tests.support.servers import RedisServer
@@ -126,3 +128,22 @@ def free_port() -> int:
             bus.bind(("127.0.0.1", port + BUS_ABOVE))
             return port
     raise RuntimeError("no free port")
+
+
+CLUSTER, SENTINEL = "redis+cluster://", "redis+sentinel://"
+
+
+def client_of(url: str) -> redis.Redis:
+    if url.startswith(CLUSTER):
+        seeds = [cast("Any", ClusterNode)(*each) for each in _addresses(url, CLUSTER)]
+        return cast("redis.Redis", RedisCluster(startup_nodes=seeds, protocol=2))
+    if url.startswith(SENTINEL):
+        _, name, db = url.removeprefix(SENTINEL).split("/")
+        sentinel = cast("Any", Sentinel)(_addresses(url, SENTINEL))
+        return cast("redis.Redis", sentinel.master_for(name, db=int(db)))
+    return redis.Redis.from_url(url)
+
+
+def _addresses(url: str, scheme: str) -> list[tuple[str, int]]:
+    hosts = url.removeprefix(scheme).partition("/")[0].split(",")
+    return [(host, int(port)) for host, _, port in (each.partition(":") for each in hosts)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from dispatcher.message import new_id
 from dispatcher.quota import AnyQuota, Quota
 from dispatcher.redis.client import after_set_up, repeated
 from dispatcher.redis.keys import ShardKeys, shard_of
+from dispatcher.redis.scripts import Script, source
 from dispatcher.reservation.booking import BookingRequest, Slot, Submit, Terms
 from dispatcher.reservation.encoding import Rules, longest_ms
 from dispatcher.reservation.fence import Fence
@@ -244,3 +246,25 @@ def at(base: datetime, seconds: float) -> datetime:
 
 
 ms = to_ms
+
+
+LIMITS = {
+    "MOST_READ, MOST_LEAPS": "{}, 3",
+    "SHORT": "1",
+    "MOST_FOR_BLOCKED": "2",
+    "LEAST_SCAN, MOST_SCAN": "1, 2",
+}
+"""What bounds the work of one call, so small that hardly any judgement ends in one."""
+
+
+def little_at_once(most_read: int) -> Callable[[str], Script]:
+    def read(name: str) -> Script:
+        text = source(name)
+        if name in {f"reservation/{each}" for each in ("reserve", "next_slot", "check")}:
+            for names, values in LIMITS.items():
+                changed = f"local {names} = {values.format(most_read)}\n"
+                text, times = re.subn(rf"local {names} = [\d, ]+\n", changed, text)
+                assert times == 1
+        return Script.of(text)
+
+    return read

@@ -9,8 +9,7 @@ from typing import cast
 
 import redis
 
-from tests.support.clients import SENTINEL, client_of
-from tests.support.nodes import Node, replicating, started
+from tests.support.nodes import SENTINEL, Node, client_of, replicating, started
 from tests.support.servers import redis_executable
 from tests.support.waiting import wait_until
 

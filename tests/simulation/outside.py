@@ -1,12 +1,12 @@
-"""The world that messages reach: it writes down what arrives, and breaks lines."""
+"""What lies outside: providers, who write down what arrives, and a broker that loses tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+from dispatcher.celery.queue import TaskGroup, Ticket, group
 from dispatcher.errors import PermanentFailure, TemporaryFailure
 from dispatcher.message import Message
 from dispatcher.times.send_time import to_ms
@@ -15,19 +15,12 @@ from tests.simulation.scheduler import START, Process, Scheduler
 from tests.support.ledger import a_send
 
 
-@dataclass(slots=True)
-class Provider:
-    """What providers took, as lines of a history."""
-
-    lines: list[dict[str, Any]] = field(default_factory=list)
-
-
 class SimTransport:
-    """Carries messages to the provider for one process."""
+    """Carries messages to providers for one process; ``sends`` are lines of a history."""
 
     def __init__(
         self,
-        provider: Provider,
+        sends: list[dict[str, Any]],
         process: Process,
         look: Callable[[Message], None],
         *,
@@ -36,7 +29,7 @@ class SimTransport:
         tell: Tell,
         shift_us: int,
     ) -> None:
-        self._provider = provider
+        self._sends = sends
         self._process = process
         self._look = look
         self._scheduler = scheduler
@@ -87,4 +80,45 @@ class SimTransport:
 
     def _line(self, kind: str, message: Message, **more: str) -> None:
         at = to_ms(START) * 1_000 + self._scheduler.now_us + self._shift_us
-        self._provider.lines.append(a_send(message, kind=kind, at=at, **more))
+        self._sends.append(a_send(message, kind=kind, at=at, **more))
+
+
+class Broker:
+    def __init__(self, scheduler: Scheduler, weather: Weather) -> None:
+        self._scheduler = scheduler
+        self._weather = weather
+        self.tasks: list[TaskGroup] = []
+        self.take: Callable[[TaskGroup], bool] = lambda _: False
+
+    def publish(self, task: TaskGroup) -> None:
+        if not self.take(task):
+            self.tasks.append(task)
+
+    def offer(self) -> None:
+        waiting, self.tasks = self.tasks, []
+        for task in waiting:
+            self.publish(task)
+
+
+class SimQueue:
+    """Stands in for ``dispatcher.celery.queue.Queue``."""
+
+    def __init__(
+        self, broker: Broker, scheduler: Scheduler, weather: Weather, *, coalesce: timedelta
+    ) -> None:
+        self._broker = broker
+        self._scheduler = scheduler
+        self._weather = weather
+        self._coalesce = coalesce
+
+    def enqueue(self, tickets: Sequence[Ticket]) -> None:
+        """Publish; now and then the broker loses a task or repeats it."""
+        for task in group(tickets, coalesce=self._coalesce, size=5):
+            luck = 1.0 if self._weather.calm else self._scheduler.rng.random()
+            if luck < 0.05:
+                self._weather.note("a task is lost")
+                continue
+            self._broker.publish(task)
+            if luck < 0.12:
+                self._weather.note("a task is repeated")
+                self._broker.publish(task)
