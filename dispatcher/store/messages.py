@@ -98,56 +98,36 @@ class CancelResult(NamedTuple):
 class _NotInserted(Exception): ...
 
 
-class _New:
-    def __init__(self, database: Database) -> None:
-        self._backend = database.backend
-        self._tables = tables = database.tables
-        self._given = {
-            name: sa.bindparam(f"new_{name}", type_=tables.messages.c[name].type)
-            for name in WRITTEN
-        }
-        self._fingerprint = sa.bindparam("new_fingerprint", type_=tables.keys.c.fingerprint.type)
-        self.names = [each.key for each in (*self._given.values(), self._fingerprint)]
-        self._is_not_suppressed = ~tables.suppressed(
-            self._given["recipient"], self._given["channel"]
-        )
+def _inserts(database: Database) -> tuple[sa.Insert, sa.Select[Any], list[str]]:
+    """Return what stores a message, what stores its key as well, and the names of their values.
 
-    def message(self) -> sa.Insert:
-        """Return the statement that stores a message whose id is new, also in partitions.
-
-        A server may run it after its client gave it up, stored the message again, and sent it.
-        """
-        row = sa.select(*self._given.values()).where(self._is_not_suppressed)
-        if self._backend.has_partitions:
-            row = row.where(self._is_new)
-        return self._backend.insert_if_absent(self._tables.messages).from_select(WRITTEN, row)
-
-    def keyed(self) -> sa.Select[Any]:
-        """Return the statement that also stores its key; it returns a row if both are stored."""
-        messages, keys, given = self._tables.messages, self._tables.keys, self._given
-        values = (given["idempotency_key"], given["id"], self._fingerprint)
-        row = sa.select(*values).where(self._is_not_suppressed, self._is_new)
-        key = self._backend.insert_if_absent(keys).from_select(KEYED, row)
-        keyed = key.returning(keys.c.message_id).cte("keyed")
-        of_key = sa.select(*given.values()).select_from(keyed)
-        added = sa.insert(messages).from_select(WRITTEN, of_key).returning(messages.c.id)
-        return sa.select(added.cte("added").c.id)
-
-    @property
-    def _is_new(self) -> sa.ColumnElement[bool]:
-        """No message has the id; days before it was made are left out.
-
-        Not by OR, for which PostgreSQL 18 skips ``…_history_other``.
-        """
-        messages, given = self._tables.messages, self._given
-        # The length is written out, because a prepared statement has no other values.
-        step: sa.ColumnElement[float] = sa.literal_column(f"-{CLOCK_STEP.total_seconds()}")
-        later_than_made = messages.c.finished_at >= later(given["created_at"], step)
-        is_it = messages.c.id == given["id"]
-        tables = self._tables
-        return sa.and_(
-            ~sa.exists().where(is_it, tables.is_live), ~sa.exists().where(is_it, later_than_made)
-        )
+    The id must be new, also in partitions: a server may run the first after its client gave it up,
+    stored the message again, and sent it. The second returns a row if both are stored.
+    """
+    backend, messages, keys = database.backend, database.tables.messages, database.tables.keys
+    given = {name: sa.bindparam(f"new_{name}", type_=messages.c[name].type) for name in WRITTEN}
+    fingerprint = sa.bindparam("new_fingerprint", type_=keys.c.fingerprint.type)
+    is_not_suppressed = ~database.tables.suppressed(given["recipient"], given["channel"])
+    # The length is written out, because a prepared statement has no other values.
+    step: sa.ColumnElement[float] = sa.literal_column(f"-{CLOCK_STEP.total_seconds()}")
+    is_it = messages.c.id == given["id"]
+    # Not by OR, for which PostgreSQL 18 skips ``…_history_other``.
+    is_new = sa.and_(
+        ~sa.exists().where(is_it, database.tables.is_live),
+        ~sa.exists().where(is_it, messages.c.finished_at >= later(given["created_at"], step)),
+    )
+    row = sa.select(*given.values()).where(is_not_suppressed)
+    if backend.has_partitions:
+        row = row.where(is_new)
+    message = backend.insert_if_absent(messages).from_select(WRITTEN, row)
+    key_row = sa.select(given["idempotency_key"], given["id"], fingerprint)
+    key = backend.insert_if_absent(keys).from_select(
+        KEYED, key_row.where(is_not_suppressed, is_new)
+    )
+    keyed = sa.select(*given.values()).select_from(key.returning(keys.c.message_id).cte("keyed"))
+    added = sa.insert(messages).from_select(WRITTEN, keyed).returning(messages.c.id)
+    names = [bind.key for bind in (*given.values(), fingerprint)]
+    return message, sa.select(added.cte("added").c.id), names
 
 
 class Messages:
@@ -155,15 +135,17 @@ class Messages:
         self._database = database
         self._tables = database.tables
         self._moved = GuardedChange(database.backend, self._move)
-        self._movable = sa.select(*self._tables.movable_columns).where(self._tables.is_message)
-        new, backend, engine = _New(database), database.backend, database.engine
-        self._insert = Prepared(engine, new.message(), new.names)
+        row, backend, engine = database.tables.messages.c, database.backend, database.engine
+        self._movable = self._tables.stored.add_columns(
+            row.move_token, row.tail, database_now().label("read_at")
+        )
+        message, keyed, names = _inserts(database)
+        self._insert = Prepared(engine, message, names)
         self._insert_key = Prepared(engine, backend.insert_if_absent(self._tables.keys), KEYED)
         self._insert_rows = Prepared(engine, sa.insert(self._tables.messages), WRITTEN)
         self._insert_keys = Prepared(engine, sa.insert(self._tables.keys), KEYED)
-        keyed = Prepared(engine, new.keyed(), new.names)
         self._insert_directly = backend.direct_insert(engine, self._insert)
-        self._insert_keyed_directly = backend.direct_insert(engine, keyed)
+        self._insert_keyed_directly = backend.direct_insert(engine, Prepared(engine, keyed, names))
 
     def add(self, addition: Addition, *, perhaps_stored: bool = False) -> Message:
         """Store a message, or find the one that has its idempotency key already; return that.
@@ -172,9 +154,11 @@ class Messages:
         nothing was stored, Suppressed, GivenUp, OutcomeUnknown.
         """
         message, unknown = addition.message, False
-        if not perhaps_stored and addition.supersedes is None:
+        is_keyed = message.idempotency_key is not None
+        insert = self._insert_keyed_directly if is_keyed else self._insert_directly
+        if insert is not None and not perhaps_stored and addition.supersedes is None:
             try:
-                if self._try_insert_directly(addition):
+                if insert((*to_values(addition), addition.fingerprint)):
                     return message
             except InsertFailed as failed:
                 unknown = failed.perhaps_done
@@ -209,21 +193,32 @@ class Messages:
 
         None where the connection broke and they may be: then add them one by one.
         """
+        backend, tables = self._database.backend, self._tables
+        messages = [addition.message for addition in additions]
+        keyed = [to_keyed(row) for row in additions if row.message.idempotency_key is not None]
+
+        def work(connection: sa.Connection) -> None:
+            take_keys_over(tables, connection, additions)
+            backend.insert_rows(connection, self._insert_rows, map(to_values, additions))
+            if keyed:
+                backend.insert_rows(connection, self._insert_keys, iter(keyed))
+            # A duplicate submit may have stored one under the same id, and taken it back.
+            if (keyed or perhaps_stored) and backend.has_ended_before(connection, tables, messages):
+                raise StoreUnavailable("one of the messages was stored before", refused=True)
+
         try:
-            self._insert_together(additions, perhaps_stored=perhaps_stored)
+            # A server does not commit a transaction whose client has given it up.
+            self._database.transact(work, once=True)
         except StoreUnavailable as error:
             log.warning("batch of %d messages not stored together: %s", len(additions), error)
             return False if error.refused or takes_no_writes(error.__cause__) else None
         return True
 
     def get(self, message_id: UUID) -> Message:
-        this = self._tables.messages.c.id == message_id
-        return _only(message_id, self._database.read(self._tables.stored.where(this)))
+        return self.movable(message_id).message
 
     def find_many(self, message_ids: Sequence[UUID]) -> list[Message]:
-        ids = self._tables.messages.c.id
-        rows = self._database.read_of(self._tables.stored, ids, message_ids)
-        return [to_message(row) for row in rows]
+        return [row.message for row in self.movables(message_ids).values()]
 
     def with_keys(self, keys: Sequence[str]) -> dict[str, tuple[Message, str]]:
         key = self._tables.keys.c.idempotency_key
@@ -252,8 +247,8 @@ class Messages:
         return found
 
     def movables(self, message_ids: Sequence[UUID]) -> dict[UUID, Movable]:
-        query = self._movable.where(self._database.one_of(self._tables.messages.c.id, message_ids))
-        return {row.id: to_movable(row) for row in self._database.read(query)}
+        rows = self._database.read_of(self._movable, self._tables.messages.c.id, message_ids)
+        return {row.id: to_movable(row) for row in rows}
 
     def cancel(
         self,
@@ -381,11 +376,6 @@ class Messages:
         )
         self._database.execute(again)
 
-    def _try_insert_directly(self, addition: Addition) -> bool:
-        is_keyed = addition.message.idempotency_key is not None
-        insert = self._insert_keyed_directly if is_keyed else self._insert_directly
-        return insert is not None and insert((*to_values(addition), addition.fingerprint))
-
     def _try_insert(self, connection: sa.Connection, addition: Addition) -> bool:
         """Store a message and its key, both or none; return whether they were stored.
 
@@ -407,23 +397,6 @@ class Messages:
                 raise _NotInserted
             return True
         return False
-
-    def _insert_together(self, additions: Sequence[Addition], *, perhaps_stored: bool) -> None:
-        backend, tables = self._database.backend, self._tables
-        keyed = [to_keyed(each) for each in additions if each.message.idempotency_key is not None]
-
-        def work(connection: sa.Connection) -> None:
-            take_keys_over(tables, connection, additions)
-            backend.insert_rows(connection, self._insert_rows, map(to_values, additions))
-            if keyed:
-                backend.insert_rows(connection, self._insert_keys, iter(keyed))
-            # A duplicate submit may have stored one under the same id, and taken it back.
-            messages = [each.message for each in additions]
-            if (keyed or perhaps_stored) and backend.has_ended_before(connection, tables, messages):
-                raise StoreUnavailable("one of the messages was stored before", refused=True)
-
-        # A server does not commit a transaction whose client has given it up.
-        self._database.transact(work, once=True)
 
     def _stored(self, connection: sa.Connection, addition: Addition) -> Message | Addition:
         message, tables = addition.message, self._tables
@@ -637,10 +610,7 @@ def changed(database: Database, message_id: UUID, change: sa.Update) -> Message:
         connection.execute(change)  # perhaps again: its row count means nothing
         return connection.execute(query).all()
 
-    return _only(message_id, database.run(work))
-
-
-def _only(message_id: UUID, rows: Sequence[sa.Row[Any]]) -> Message:
+    rows = database.run(work)
     if not rows:
         raise MessageNotFound(message_id)
     return to_message(rows[0])

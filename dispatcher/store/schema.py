@@ -210,11 +210,6 @@ class Tables:
         )
         self.message_columns = tuple(messages.c[name] for name in Message.__dataclass_fields__)
         """The columns of which a ``Message`` is made, in the order of its fields."""
-        self.movable_columns: tuple[sa.ColumnElement[Any], ...] = (
-            *self.message_columns, messages.c.move_token, messages.c.tail,
-            database_now().label("read_at"),
-        )  # fmt: skip
-        """The columns of a ``Movable``."""
         self.is_live = in_live_partition(messages.c.finished_at)
         """Redundant beside the status of a live message: leads to its partition."""
         self.is_under_way = self.attempts.c.finished_at.is_(None).is_(sa.true())

@@ -65,15 +65,17 @@ def fail(
     house: House, *, before: Callable[[], object] = dict, after: Callable[[], object] = dict
 ) -> None:
     """Let something happen before or after the statement that stores a batch."""
-    store = house.parts.own_transaction.messages
-    real = store._insert_together
+    real = house.parts.database.transact
 
-    def statement(*asked: Any, **named: Any) -> None:
+    def transact(work: Callable[[Connection], Any], *, once: bool = False) -> Any:
+        if not once:  # only a batch is stored so
+            return real(work)
         before()
-        real(*asked, **named)
+        real(work, once=True)
         after()
+        return None
 
-    vars(store)["_insert_together"] = statement
+    vars(house.parts.database)["transact"] = transact
 
 
 def test_answers_come_in_order_each_with_the_error_that_submit_raises(house: House) -> None:
