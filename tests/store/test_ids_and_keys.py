@@ -36,7 +36,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     def unanswered(*_: object) -> None:
         raise InsertFailed(perhaps_done=False)
 
-    monkeypatch.setattr("dispatcher.store.engines.postgresql.DirectInsert.__call__", unanswered)
+    engine = "dispatcher.store.engines.postgresql.PostgreSQLEngine"
+    monkeypatch.setattr(f"{engine}.direct_insert", lambda *_: unanswered)
 
 
 def stored_keys(database: Database) -> int:

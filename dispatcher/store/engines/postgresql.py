@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, cast
 from uuid import UUID
@@ -204,8 +204,39 @@ class PostgreSQLEngine(partitions.PartitionedEngine):
             if driver.closed:
                 connection.invalidate()
 
-    def direct_insert(self, engine: sa.Engine, insert: Prepared) -> DirectInsert:
-        return DirectInsert(engine, insert)
+    def direct_insert(self, engine: sa.Engine, insert: Prepared) -> Callable[[Sequence[Any]], bool]:
+        """Return what gives an INSERT to the driver alone, which takes its values as they are."""
+        text, indexes = insert.text.encode(), insert.indexes
+
+        def run(values: Sequence[Any]) -> bool:
+            try:
+                pooled = engine.raw_connection()
+            except (psycopg.Error, SQLAlchemyError):
+                raise InsertFailed(perhaps_done=False) from None
+            driver = cast("psycopg.Connection[Any]", pooled.driver_connection)
+            try:
+                cursor = pooled.info.get(_CURSOR)
+                if cursor is None:  # the pool forgets it with its connection
+                    cursor = pooled.info[_CURSOR] = driver.cursor()
+                cursor.execute(text, [values[index] for index in indexes])
+            except (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled) as error:
+                raise StoreUnavailable(answered(error.sqlstate)) from None
+            except (psycopg.Error, ValueError, OverflowError) as error:
+                if isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None:
+                    raise  # a mistake in our call of the driver
+                raise InsertFailed(perhaps_done=driver.closed) from None
+            except BaseException:
+                driver.close()
+                raise
+            else:
+                return bool(cursor.rowcount > 0)
+            finally:
+                if driver.closed:
+                    pooled.invalidate()
+                else:
+                    pooled.close()
+
+        return run
 
     def _among(self, ids: sa.Column[UUID], query: sa.Select[tuple[UUID]]) -> sa.ColumnElement[bool]:
         """Compare with an array: behind IN, PostgreSQL may run SKIP LOCKED anew for each row."""
@@ -260,44 +291,6 @@ class PostgreSQLEngine(partitions.PartitionedEngine):
                 log.warning("another migration of this database runs: waiting for its end")
                 connection.execute(_LOCK)
             yield
-
-
-class DirectInsert:
-    """An INSERT of one row, run by the driver alone, which takes its values as they are."""
-
-    def __init__(self, engine: sa.Engine, insert: Prepared) -> None:
-        self._engine = engine
-        self._text = insert.text.encode()
-        self._indexes = insert.indexes
-
-    def __call__(self, values: Sequence[Any]) -> bool:
-        try:
-            pooled = self._engine.raw_connection()
-        except (psycopg.Error, SQLAlchemyError):
-            raise InsertFailed(perhaps_done=False) from None
-        driver = cast("psycopg.Connection[Any]", pooled.driver_connection)
-        try:
-            cursor = pooled.info.get(_CURSOR)
-            if cursor is None:  # the pool forgets it with its connection
-                cursor = pooled.info[_CURSOR] = driver.cursor()
-            cursor.execute(self._text, [values[index] for index in self._indexes])
-        except (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled) as error:
-            raise StoreUnavailable(answered(error.sqlstate)) from None
-        except (psycopg.Error, ValueError, OverflowError) as error:
-            if isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None:
-                raise  # a mistake in our call of the driver
-            raise InsertFailed(perhaps_done=driver.closed) from None
-        except BaseException:
-            driver.close()
-            raise
-        else:
-            is_added: bool = cursor.rowcount > 0
-            return is_added
-        finally:
-            if driver.closed:
-                pooled.invalidate()
-            else:
-                pooled.close()
 
 
 def _copied_as(column: sa.Column[Any], connection: sa.Connection) -> str:
