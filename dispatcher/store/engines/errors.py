@@ -88,17 +88,14 @@ _CHECKS = frozenset({3819, 4025})
 """A CHECK refused the row."""
 
 
-def number_of(error: BaseException | None) -> int | None:
-    given = getattr(error, "orig", None)
-    numbers = [each for each in getattr(given, "args", ())[:1] if isinstance(each, int)]
-    return numbers[0] if numbers else None
-
-
 def code_of(error: BaseException | None) -> int | str | None:
     """Return the number of MariaDB, the SQLSTATE of PostgreSQL, or the name of SQLite."""
     driver = getattr(error, "orig", error)
+    number = None if driver is error else next(iter(getattr(driver, "args", ())), None)
+    if isinstance(number, int):
+        return number
     named: str | None = getattr(driver, "sqlstate", None)
-    return number_of(error) or named or getattr(driver, "sqlite_errorname", None)
+    return named or getattr(driver, "sqlite_errorname", None)
 
 
 def unavailable(error: SQLAlchemyError, url: URL | None = None) -> StoreUnavailable:
@@ -108,22 +105,21 @@ def unavailable(error: SQLAlchemyError, url: URL | None = None) -> StoreUnavaila
         return StoreUnavailable("no connection became free in time", remedy=remedy)
     if not isinstance(error, DBAPIError):
         return StoreUnavailable(type(error).__name__)
-    name, number = type(error.orig).__name__, number_of(error)
+    name, code = type(error.orig).__name__, code_of(error)
     if (error.connection_invalidated and not takes_no_writes(error)) or name in {
         "ConnectionTimeout",
         "AdminShutdown",
     }:
         return StoreUnavailable("the connection to the database broke")
-    code = code_of(error)
-    is_kept_out = (code is None and name == "OperationalError") or number in _NOT_REACHED
+    is_kept_out = (code is None and name == "OperationalError") or code in _NOT_REACHED
     for pattern, numbers, reason, remedy in _REFUSALS:
-        if number in numbers or (is_kept_out and re.search(pattern, str(error.orig))):
+        if code in numbers or (is_kept_out and re.search(pattern, str(error.orig))):
             database = quoted(url.database) if url and _at(url) else "of that name"
             meaning = reason.format(at=_at(url), database=database)
             return StoreUnavailable(meaning, remedy=remedy)
     if is_kept_out:
         return StoreUnavailable(f"the database{_at(url)} cannot be reached")
-    refused = isinstance(error, IntegrityError | DataError) or number in _CHECKS
+    refused = isinstance(error, IntegrityError | DataError) or code in _CHECKS
     file = f"the file {url.database}" if url and url.database else "the file"
     reason, remedy = _answer(error, code or name, file)
     return StoreUnavailable(reason, refused=refused, timed_out=code in _TOO_LONG, remedy=remedy)
@@ -161,9 +157,9 @@ def cause(error: SQLAlchemyError) -> SQLAlchemyError | None:
 
     MariaDB may in most; not in those of a broken line, and of what it undid or writes no more.
     """
-    number = number_of(error)
-    quotes_nothing = number is None or number in range(2000, 3000) or number in _UNDONE | _DEMOTED
-    return error if quotes_nothing and not isinstance(error, IntegrityError | DataError) else None
+    code = code_of(error)
+    quotes = isinstance(code, int) and code not in {*range(2000, 3000), *_UNDONE, *_DEMOTED}
+    return None if quotes or isinstance(error, IntegrityError | DataError) else error
 
 
 def worth_another_try(error: SQLAlchemyError) -> bool:

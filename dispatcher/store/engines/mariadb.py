@@ -26,7 +26,7 @@ from dispatcher.store.engines.base import (
     Prepared,
     StoreEngine,
 )
-from dispatcher.store.engines.errors import number_of
+from dispatcher.store.engines.errors import code_of
 from dispatcher.store.engines.types import MARIADB
 from dispatcher.store.schema import NOTIFIED_STATUSES, Tables
 
@@ -157,7 +157,7 @@ class MariaDBEngine(StoreEngine):
         try:
             return super().try_insert(connection, statement, row, options)
         except IntegrityError as error:
-            if number_of(error) != _TAKEN:
+            if code_of(error) != _TAKEN:
                 raise
             return False
 
@@ -216,12 +216,14 @@ class MariaDBEngine(StoreEngine):
 
     def ended_by(self, error: SQLAlchemyError) -> SQLAlchemyError | None:
         """Return a deadlock or a change since the snapshot, also behind "no such savepoint"."""
-        each: BaseException | None = error
-        if number_of(each) == _NO_SAVEPOINT:
-            while each is not None and (number_of(each) in {None, _NO_SAVEPOINT}):
-                each = each.__context__
-            return each if isinstance(each, SQLAlchemyError) else error
-        return error if number_of(each) in _ENDED else None
+        if code_of(error) != _NO_SAVEPOINT:
+            return error if code_of(error) in _ENDED else None
+        cause = error.__context__
+        while cause is not None:
+            if isinstance(cause, SQLAlchemyError) and code_of(cause) not in {None, _NO_SAVEPOINT}:
+                return cause
+            cause = cause.__context__
+        return error
 
     def location(self, connection: sa.Connection) -> Location:
         return frozenset({tuple(connection.execute(_LOCATION).one())})
@@ -232,7 +234,7 @@ class MariaDBEngine(StoreEngine):
         try:
             seconds = connection.scalar(_OLDEST)
         except DBAPIError as error:
-            if number_of(error) != _FORBIDDEN:
+            if code_of(error) != _FORBIDDEN:
                 raise
             return Housekeeping(None, backlogs, limited_to="no transaction", right="PROCESS")
         return Housekeeping(None if seconds is None else timedelta(seconds=seconds), backlogs)
@@ -263,7 +265,7 @@ class MariaDBEngine(StoreEngine):
             try:
                 return execute(*given, **more)
             except DBAPIError as error:
-                if number_of(error) not in _DONE_BEFORE:
+                if code_of(error) not in _DONE_BEFORE:
                     raise
                 return None
 
