@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, case, delete, func, select, true, tuple_, update
+from sqlalchemy import Connection, case, delete, func, select, tuple_, update
 
 from dispatcher.message import Outcome, Status, scope_name
 from dispatcher.scope import NO_SCOPE
@@ -79,24 +79,6 @@ class Suppressions:
             for row in self._database.read(query)
         ]
 
-    def scheduled(
-        self, recipient: str, channel: str | None, *, after: UUID | None, limit: int
-    ) -> list[UUID]:
-        tables = self._tables
-        messages = tables.messages
-        query = (
-            select(messages.c.id)
-            .where(
-                messages.c.recipient == recipient,
-                tables.is_scheduled,
-                true() if channel is None else messages.c.channel == channel,
-                true() if after is None else messages.c.id > after,
-            )
-            .order_by(messages.c.id)
-            .limit(limit)
-        )
-        return [row.id for row in self._database.read(query)]
-
 
 class Pause(NamedTuple):
     """Messages of one scope or campaign that are not sent since ``paused_at`` (aware UTC)."""
@@ -140,13 +122,6 @@ class PersonalData:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._tables = database.tables
-
-    def held(self, recipient: str, *, limit: int) -> list[UUID]:
-        row = self._tables.messages.c
-        query = select(row.id).where(
-            row.recipient == recipient, self._tables.has_status(Status.HELD)
-        )
-        return [each.id for each in self._database.read(query.limit(limit))]
 
     def under_way(self, recipient: str) -> int:
         row = self._tables.messages.c

@@ -8,10 +8,12 @@ from functools import partial
 
 from dispatcher.errors import MessageNotFound, TooLate
 from dispatcher.limiters.permits import Permits
-from dispatcher.message import check_recipient, scope_name
+from dispatcher.message import Status, check_recipient, scope_name
 from dispatcher.reservation.upkeep import Upkeep
 from dispatcher.scope import WITHOUT, Scope, of_scope_on, own_scope
+from dispatcher.selection import Selection
 from dispatcher.settings import Settings
+from dispatcher.store.listing import Listing
 from dispatcher.store.lists import ERASED, PersonalData
 from dispatcher.submission.decisions import Decisions
 from dispatcher.submission.lists import SuppressionList
@@ -44,6 +46,7 @@ class Erasure:
 
     settings: Settings
     personal_data: PersonalData
+    listing: Listing
     suppression_list: SuppressionList
     decisions: Decisions
     upkeep: Upkeep
@@ -73,10 +76,11 @@ class Erasure:
         return Erased(cancelled=cancelled, blanked=blanked, under_way=under_way)
 
     def _drop_held(self, name: str) -> None:
-        while some := self.personal_data.held(name, limit=_AT_ONCE):
-            for message_id in some:
+        held = Selection(status=Status.HELD, recipient=name)
+        for page in self.listing.pages(held, size=_AT_ONCE, oldest_first=True):
+            for message in page:
                 try:
-                    self.decisions.drop(message_id, reason=ERASED)
+                    self.decisions.drop(message.id, reason=ERASED)
                 except (TooLate, MessageNotFound):
                     continue  # someone else has decided
 

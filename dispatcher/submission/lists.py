@@ -11,11 +11,14 @@ from dispatcher.message import (
     MAX_CAMPAIGN,
     MAX_RECIPIENT,
     Message,
+    Status,
     check_recipient,
     check_text,
     scope_name,
 )
+from dispatcher.selection import Selection
 from dispatcher.settings import Settings
+from dispatcher.store.listing import Listing
 from dispatcher.store.lists import REASON, Pause, Pauses, Suppression, Suppressions
 from dispatcher.store.schema import EVERY_CHANNEL, PAUSED_CAMPAIGN, PAUSED_CHANNEL, PAUSED_RECIPIENT
 from dispatcher.submission.changes import Cancellation
@@ -94,6 +97,7 @@ class SuppressionList:
 
     settings: Settings
     suppressions: Suppressions
+    listing: Listing
     cancellation: Cancellation
 
     def suppress(self, recipient: str, channel: str | None) -> int:
@@ -109,11 +113,13 @@ class SuppressionList:
 
     def cancel(self, recipient: str, channel: str | None, *, because: str = REASON) -> int:
         """Cancel the scheduled messages of this spelling of a recipient; return how many."""
-        cancelled, last = 0, None
-        while some := self.suppressions.scheduled(recipient, channel, after=last, limit=_AT_ONCE):
-            answers = self.cancellation.cancel_many(some, because=because)
-            cancelled += sum(isinstance(each, Message) for each in answers)
-            last = some[-1]
+        channels = () if channel is None else (channel,)
+        chosen = Selection(status=Status.SCHEDULED, recipient=recipient, channels=channels)
+        cancelled = 0
+        for page in self.listing.pages(chosen, size=_AT_ONCE, oldest_first=True):
+            ids = [message.id for message in page]
+            answers = self.cancellation.cancel_many(ids, because=because)
+            cancelled += sum(isinstance(answer, Message) for answer in answers)
         return cancelled
 
     def unsuppress(self, recipient: str, channel: str | None) -> tuple[Suppression, ...]:
