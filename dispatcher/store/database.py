@@ -181,10 +181,9 @@ class Database:
         *wanted: sa.ColumnElement[Any],
     ) -> Sequence[sa.Row[Any]]:
         """Change what ``query`` finds; return unchanged columns of these messages, ``id`` first."""
-        ids = self.tables.messages.c.id
 
         def work(connection: sa.Connection) -> Sequence[sa.Row[Any]]:
-            return self.backend.update_returning(connection, ids, query, change, wanted)
+            return self.backend.update_returning(connection, query, change, wanted)
 
         return self.run(work) if self.backend.changes_at_once else self.transact(work)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
 from math import inf
+from operator import ge, gt, le, lt
 from typing import Any, Literal, NamedTuple, Self
 from uuid import UUID
 
@@ -145,14 +146,9 @@ class _IndexScan(NamedTuple):
         return [each.asc() if self.oldest_first else each.desc() for each in self.columns]
 
     def between(self, start: Any, end: Any) -> list[ColumnElement[bool]]:
-        bounds: list[ColumnElement[bool]] = []
-        if start is not None:
-            by, edge = self._compared(start)
-            bounds.append(by > edge if self.oldest_first else by < edge)
-        if end is not None:
-            by, edge = self._compared(end)
-            bounds.append(by <= edge if self.oldest_first else by >= edge)
-        return bounds
+        behind, up_to = (gt, le) if self.oldest_first else (lt, ge)
+        edges = ((behind, start), (up_to, end))
+        return [compare(*self._compared(edge)) for compare, edge in edges if edge is not None]
 
     def _compared(self, edge: Any) -> tuple[ColumnElement[Any], Any]:
         if self.value is None:

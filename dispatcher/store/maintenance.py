@@ -329,9 +329,7 @@ class StoreMaintenance:
                     is_old, self._tables.is_prunable
                 )
                 columns = (messages.c.id, messages.c.idempotency_key)
-                rows += backend.update_returning(
-                    connection, messages.c.id, wanted, sa.delete(messages), columns
-                )
+                rows += backend.update_returning(connection, wanted, sa.delete(messages), columns)
             if rows:
                 tried = self._database.one_of(attempts.c.message_id, [row.id for row in rows])
                 connection.execute(sa.delete(attempts).where(tried))

@@ -246,15 +246,16 @@ class StoreEngine(ABC):
     def update_returning(
         self,
         connection: sa.Connection,
-        ids: sa.Column[UUID],
         query: sa.Select[tuple[UUID]],
         change: sa.Update | sa.Delete,
         wanted: Sequence[sa.ColumnElement[Any]],
     ) -> Sequence[sa.Row[Any]]:
-        these = change.where(self._among(ids, query))
+        these = change.where(self._among(change.table.c.id, query))
         return connection.execute(these.returning(*wanted)).all()
 
-    def _among(self, ids: sa.Column[UUID], query: sa.Select[tuple[UUID]]) -> sa.ColumnElement[bool]:
+    def _among(
+        self, ids: sa.ColumnElement[UUID], query: sa.Select[tuple[UUID]]
+    ) -> sa.ColumnElement[bool]:
         return ids.in_(query.scalar_subquery())
 
     def due_notifications(

@@ -164,7 +164,6 @@ class MariaDBEngine(StoreEngine):
     def update_returning(
         self,
         connection: sa.Connection,
-        ids: sa.Column[UUID],
         query: sa.Select[tuple[UUID]],
         change: sa.Update | sa.Delete,
         wanted: Sequence[sa.ColumnElement[Any]],
@@ -175,7 +174,7 @@ class MariaDBEngine(StoreEngine):
             connection.execute(
                 _deletion(connection, change, found)
                 if isinstance(change, sa.Delete)
-                else change.where(ids.in_(found))
+                else change.where(change.table.c.id.in_(found))
             )
         return rows
 

@@ -238,7 +238,9 @@ class PostgreSQLEngine(partitions.PartitionedEngine):
 
         return run
 
-    def _among(self, ids: sa.Column[UUID], query: sa.Select[tuple[UUID]]) -> sa.ColumnElement[bool]:
+    def _among(
+        self, ids: sa.ColumnElement[UUID], query: sa.Select[tuple[UUID]]
+    ) -> sa.ColumnElement[bool]:
         """Compare with an array: behind IN, PostgreSQL may run SKIP LOCKED anew for each row."""
         return ids == sa.any_(sa.func.array(query.scalar_subquery(), type_=sa.ARRAY(ids.type)))
 
