@@ -221,11 +221,7 @@ class Claims:
             return set()
         outcomes = [row | {"outcome": Outcome.SENT.value, "error": None} for row in sent]
         failed = [_failed(failure, enqueue_in) for failure in failures]
-        dated = [
-            row
-            for row, failure in zip(failed, failures, strict=True)
-            if row["status"] == Status.SCHEDULED.value and failure.claim.expires_in is not None
-        ]
+        dated = [row for row in failed if row["may_expire"]]
 
         def work(connection: sa.Connection) -> set[UUID]:
             last = _tokens(connection, self._sending_locked, sent)
@@ -287,8 +283,10 @@ def _failed(failure: Failure, enqueue_in: timedelta) -> GivenRow:
         status, wait = Status.HELD, None
     elif wait is None:
         status = Status.FAILED
+    is_dated = wait is not None and failure.claim.expires_in is not None
     return _key(failure.claim) | _waits(wait, enqueue_in) | {
         "status": status.value, "more": 0 if failure.counts or wait is None else 1,
+        "may_expire": 1 if is_dated else 0,
         "outcome": failure.outcome.value, "error": failure.error, "receipt": None,
     }  # fmt: skip
 
@@ -415,13 +413,13 @@ class ClaimChanges:
 
     @change
     def failed(self, given: Given) -> sa.Update:
-        """End it with a status, or retry it after a wait, in seconds from now, or let it expire.
+        """End it with a status, or retry it after a wait, in seconds from now.
 
-        ``more`` attempts than before may follow.
+        ``more`` attempts than before may follow. What ``may_expire`` does so before that time.
         """
         row, status, due_at = self._messages.c, given("status"), later(_NOW, given("wait"))
         is_retried, fails = status == Status.SCHEDULED.value, status == Status.FAILED.value
-        expires = sa.and_(is_retried, row.expires_at <= due_at)
+        expires = sa.and_(given("may_expire") == 1, row.expires_at <= due_at)
         may_be_more = row.max_attempts < MOST_ATTEMPTS
         return self._end_claim(
             given,

@@ -42,7 +42,7 @@ GivenRow = dict[str, Any]
 _TYPES: dict[str, TypeEngine[Any]] = {
     "id": id_type(), "token": sa.Integer(), "wait": sa.Float(), "enqueue": sa.Float(),
     "more": sa.Integer(), "error": sa.Text(), "outcome": sa.Text(), "receipt": sa.Text(),
-    "status": sa.Text(),
+    "status": sa.Text(), "may_expire": sa.Integer(),
     "send_at": Instant(), "next_attempt_at": Instant(),
     "enqueue_at": Instant(), "expires_at": Instant(), "asked_at": Instant(), "until": Instant(),
     "expire_after": Length(), "zone": sa.Text(), "max_attempts": sa.Integer(),

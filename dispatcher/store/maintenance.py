@@ -290,7 +290,7 @@ class StoreMaintenance:
         seconds, error = wait.total_seconds(), NOT_BEGUN if died else None
         values = {
             "wait": seconds, "enqueue": seconds, "more": 0, "error": error,
-            "outcome": Outcome.TEMPORARY.value, "receipt": None,
+            "may_expire": 0, "outcome": Outcome.TEMPORARY.value, "receipt": None,
         }  # fmt: skip
         uncounted: list[GivenRow] = []
         failed: list[GivenRow] = []

@@ -231,6 +231,16 @@ def test_deaths_before_a_send_count_only_in_a_row(
     assert Messages(database).get(message.id).last_error == UNKNOWN, "it may have killed its worker"
 
 
+def test_a_message_put_back_until_after_its_expiry_is_left_to_who_tells_of_it(
+    database: Database,
+) -> None:
+    message = rows.add_due(database, max_attempts=3, expires_at=rows.now() + MINUTE / 2)
+    for _ in range(2):
+        died(database, message)
+    now = Messages(database).get(message.id)
+    assert (now.status, now.next_attempt_at > rows.now() + MINUTE / 2) == (Status.SCHEDULED, True)
+
+
 @pytest.mark.parametrize("word", ["retry", "hold"])
 def test_a_message_rescued_or_claimed_meanwhile_is_not_changed(
     database: Database, word: str

@@ -50,6 +50,7 @@ def asked_for_a_group(database: Database, connection: Connection) -> list[tuple[
         {
             "id": uuid4(), "token": 1, "wait": 1.0, "enqueue": 1.0, "more": 0, "error": "no answer",
             "outcome": Outcome.TEMPORARY.value, "receipt": None, "status": Status.SCHEDULED.value,
+            "may_expire": 1,
         }
         for _ in range(GROUP)
     ]  # fmt: skip
