@@ -23,6 +23,7 @@ from dispatcher.quota import parse_length
 from dispatcher.selection import read_scopes
 from dispatcher.settings import LogFormat, Settings
 from dispatcher.store.api import ApiKey
+from dispatcher.submission.validation import checked_scopes, known_channel
 
 _MOST_PORTS = 65_535
 _SWITCH_SECONDS = 0.0005
@@ -148,19 +149,12 @@ def add(
         raise InvalidValue("expires_in", "no time is left to it", "a length such as 90 days")
     with closing(App(Settings.load())) as app:
         named = read_scopes([scopes] if scopes else (), field="scopes")
-        scope = next(iter(named.items()), None)
-        if scope is not None and scope[0] not in app.settings.scopes:
-            known = ", ".join(app.settings.scopes) or "none: the setting scopes has no kind"
-            raise InvalidValue("scopes", f"there is no kind {scope[0]!r}", known)
-        for each in channel or ():
-            if each not in app.settings.channels:
-                accepted = ", ".join(app.settings.channels)
-                raise InvalidValue("channel", f"there is no channel {each!r}", accepted)
+        scope = next(iter(checked_scopes(named, app.settings).items()), None)
         key, token = add_key(
             app.api_keys,
             name,
             rights=right or tuple(Right),
-            channels=channel or None,
+            channels=[known_channel(each, app.settings) for each in channel or ()] or None,
             scope=scope,
             rate=rate,
             expires_at=None if lasts is None else app.clock.now() + lasts,
