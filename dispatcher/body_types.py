@@ -170,11 +170,7 @@ class BodyType:
 
     def _refusal(self, error: ValidationError) -> InvalidDraft:
         """Return the error for the first wrong field, without its value."""
-        # A misspelt name is often missing under its right one.
-        first = min(
-            error.errors(include_url=False),
-            key=lambda details: details["type"] != "extra_forbidden",
-        )
+        first = first_of(error)
         steps = [step for step in first["loc"] if step != _OF_KEY]
         names = [self._step(step) for step in steps]
         if steps and (len(steps) < len(first["loc"]) or first["type"] == "invalid_key"):
@@ -265,6 +261,11 @@ class BodyTypes:
             _setting(channel): refusal_of(partial(self.json_schema, channel))
             for channel in self._paths
         }
+
+
+def first_of(error: ValidationError) -> ErrorDetails:
+    """Return what explains most: a misspelt name is often missing under its right one."""
+    return min(error.errors(include_url=False), key=lambda it: it["type"] != "extra_forbidden")
 
 
 def _made(value: object) -> dict[Any, Any]:

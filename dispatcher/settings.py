@@ -41,7 +41,7 @@ from pydantic_settings import (
 )
 
 from dispatcher import scope
-from dispatcher.body_types import BodyTypes
+from dispatcher.body_types import BodyTypes, first_of
 from dispatcher.channel import (
     AnyLimit,
     AnyQuota,
@@ -550,20 +550,14 @@ def _default_broker_url(redis_url: str, data_dir: Path) -> str:
 
 def _refusal(error: ValidationError, fields: Collection[str]) -> InvalidSettings:
     """Return the error of the setting that explains most."""
-    # A misspelt name is often missing under its right one.
-    first = min(
-        error.errors(include_input=False, include_url=False),
-        key=lambda details: details["type"] != "extra_forbidden",
-    )
+    first = first_of(error)
     path = [str(part) for part in first["loc"]]
     field = ".".join(path) or "settings"
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, InvalidValue):
         return InvalidSettings(field if path else cause.field, cause.problem, cause.accepted)
     if first["type"] != "extra_forbidden":
-        return InvalidSettings(
-            field, *sentence_of(first["type"], first.get("ctx", {}), first["msg"])
-        )
+        return InvalidSettings(field, *sentence_of(first))
     tables = {"channels": ChannelSettings.model_fields, "scopes": ScopeKind.model_fields}
     known = tables.get(path[0], ()) if len(path) > 1 else fields
     return InvalidSettings(field, _NO_SUCH, like(path[-1], known))
@@ -593,13 +587,14 @@ def like(name: str, names: Collection[str]) -> str:
     return near[0] if near else every
 
 
-def sentence_of(kind: str, context: Mapping[str, Any], message: str) -> tuple[str, str]:
+def sentence_of(details: Mapping[str, Any]) -> tuple[str, str]:
     """Return what pydantic refuses and what it accepts, in words for people."""
-    if kind not in _SENTENCES:
-        return message[:1].lower() + message[1:], "what the reference says"
-    problem, accepted = _SENTENCES[kind]
+    if details["type"] not in _SENTENCES:
+        return details["msg"][:1].lower() + details["msg"][1:], "what the reference says"
+    problem, accepted = _SENTENCES[details["type"]]
     # All lengths of ours are 0, and come as their repr.
     bounds = {
-        name: "0 seconds" if "timedelta" in str(bound) else bound for name, bound in context.items()
+        name: "0 seconds" if "timedelta" in str(bound) else bound
+        for name, bound in details.get("ctx", {}).items()
     }
     return problem, accepted.format_map(bounds)

@@ -73,7 +73,7 @@ def unknown_name(field: str, what: str, names: Collection[str]) -> InvalidDraft:
 def invalid(error: Mapping[str, Any], where: Iterable[str | int], whole: str) -> InvalidDraft:
     """Return an error of pydantic as ours; ``whole`` is its field if nothing could be read."""
     field = ".".join(map(str, where)) or whole
-    problem, accepted = sentence_of(error["type"], error.get("ctx", {}), error["msg"])
+    problem, accepted = sentence_of(error)
     problem, accepted = problem.replace("table", "object"), accepted.replace("a table", "an object")
     return InvalidDraft(field, f"its body {problem}" if field == THE_CALL else problem, accepted)
 
