@@ -32,7 +32,7 @@ def every_command() -> Any:
 
 def main() -> None:
     """Run the command line; errors are one sentence on standard error, and JSON if asked for."""
-    output.written.clear()
+    output.has_written = False
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller, as by `>&-`
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - stays
@@ -60,7 +60,7 @@ def main() -> None:
 
 def _fail(error: DispatcherError) -> None:
     name_options(error)
-    if "--json" in sys.argv and not output.written:
-        output.as_line(output.error_data(error))
+    if "--json" in sys.argv and not output.has_written:
+        output.write_json(output.error_data(error), indent=None)
     say_error(error)
     sys.exit(exit_code(error))

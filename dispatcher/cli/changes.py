@@ -207,7 +207,7 @@ class _Change:
         if len(message_ids) == 1:
             message = self._one(message_ids[0])
             text = output.outcome_text(message, with_time=self.moves)
-            output.tell(output.message_data(message), text)
+            output.tell(message, text)
             return
         done: list[Message] = []
         codes: list[int] = []
@@ -221,8 +221,7 @@ class _Change:
                     codes.append(exit_code(answer))
         finally:
             lines = [output.outcome_text(message, with_time=self.moves) for message in done]
-            data = [output.message_data(message) for message in done]
-            output.tell(data, Text("\n").join(lines))
+            output.tell(done, Text("\n").join(lines))
         raise typer.Exit(codes[0] if codes else 0)
 
     def _by_filter(self, wanted: Wanted, meant: _ChangeFilters) -> None:

@@ -46,19 +46,9 @@ def list_(
     with Dispatcher() as dispatcher:
         page = dispatcher.list(limit=limit, after=after, **filters.wanted)
         zone = filters.zone or dispatcher.settings.zone
-    headings = ("id", "status", "channel", "recipient", f"send at ({zone})")
-    rows = (
-        (
-            message.id,
-            message.status,
-            message.channel,
-            message.recipient,
-            output.second_text(message.send_at, zone),
-        )
-        for message in page.messages
-    )
-    data = map(output.message_data, page.messages)
-    output.tell_rows(data, headings, rows, otherwise="no messages")
+    others = {f"send at ({zone})": lambda message: output.second_text(message.send_at, zone)}
+    names = ("id", "status", "channel", "recipient")
+    output.tell_rows(page.messages, names, others, otherwise="no messages")
     if page.after is not None and not output.as_json:
         output.out.print(f"there are more: --after {page.after}")
 
@@ -71,19 +61,12 @@ def held(
     with Dispatcher() as dispatcher:
         found = dispatcher.held(limit=limit)
         zone = dispatcher.settings.zone
-    headings = ("id", "channel", "recipient", "tries", f"held since ({zone})")
-    rows = (
-        (
-            message.id,
-            message.channel,
-            message.recipient,
-            f"{message.attempt_count} of {message.max_attempts}",
-            output.second_text(message.next_attempt_at, zone),
-        )
-        for message in found
-    )
-    data = map(output.message_data, found)
-    output.tell_rows(data, headings, rows, otherwise="no messages are held")
+    others = {
+        "tries": lambda message: f"{message.attempt_count} of {message.max_attempts}",
+        f"held since ({zone})": lambda message: output.second_text(message.next_attempt_at, zone),
+    }
+    names = ("id", "channel", "recipient")
+    output.tell_rows(found, names, others, otherwise="no messages are held")
 
 
 @command("dispatcher suppress ada@example.org", "dispatcher suppress +4915112345678 --channel sms")
@@ -151,9 +134,11 @@ def suppressed(
     """List all suppressions, or those of one recipient."""
     with Dispatcher() as dispatcher:
         optouts = list(islice(dispatcher.suppressed(recipient), limit))
-    headings = ("recipient", "channel", "since (UTC)")
-    rows = ((optout.recipient, optout.channel or "all", optout.created_at) for optout in optouts)
-    output.tell_rows(optouts, headings, rows, otherwise="nobody has opted out")
+    others = {
+        "channel": lambda optout: optout.channel or "all",
+        "since (UTC)": lambda optout: optout.created_at,
+    }
+    output.tell_rows(optouts, ("recipient",), others, otherwise="nobody has opted out")
 
 
 @command("dispatcher pause channel sms", "dispatcher pause campaign summer")

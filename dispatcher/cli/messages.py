@@ -171,7 +171,7 @@ def show(message_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
     with Dispatcher() as dispatcher:
         found = dispatcher.story(message_id)
     if output.as_json:
-        output.as_object(_story_data(found))
+        output.write_json(_story_data(found))
     else:
         _show(found)
 
@@ -202,7 +202,7 @@ def next_slot(*, wish: _SlotOptions) -> None:
 
 def _tell(message: Message) -> None:
     text = output.outcome_text(message, with_time=True)
-    output.tell(output.message_data(message), text)
+    output.tell(message, text)
 
 
 def left_out_without_channel(settings: Settings) -> str | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from operator import attrgetter
+from typing import Any, TypeVar
 from uuid import UUID
 
 from rich.console import Console, Group, RenderableType
@@ -22,6 +23,8 @@ from dispatcher.message import Message, Status, visible_text
 from dispatcher.times.clock import length_text
 from dispatcher.times.send_time import as_text
 from dispatcher.times.zones import known_zone, rules
+
+T = TypeVar("T")
 
 STYLES = {
     Status.SCHEDULED: "cyan",
@@ -53,46 +56,43 @@ out = Terminal(markup=False, highlight=False, width=None if _is_known else _PIPE
 as_json = False
 """Whether the running command prints JSON."""
 
-written: list[str] = []
-"""The JSON that this run of a command has written so far."""
+has_written = False
+"""Whether this run of a command has written JSON."""
 
 
-def as_line(value: object) -> None:
-    _write(json.dumps(plain(value), ensure_ascii=False))
-
-
-def as_object(value: object) -> None:
-    _write(json.dumps(plain(value), ensure_ascii=False, indent=2))
-
-
-def _write(text: str) -> None:
-    if not written:
-        written.append(text[:1])
+def write_json(value: object, *, indent: int | None = 2) -> None:
+    global has_written  # noqa: PLW0603 - a run is a process
+    has_written = True
+    text = json.dumps(plain(value), ensure_ascii=False, indent=indent)
     print(visible_lines(text))  # noqa: T201 - it is the output
 
 
 def tell(data: object, shown: RenderableType) -> None:
     """Print JSON, or what people are shown; a text is not wrapped."""
     if as_json:
-        as_object(data)
+        write_json(data)
     else:
         out.print(shown, soft_wrap=isinstance(shown, str | Text))
 
 
 def tell_rows(
-    data: Iterable[object],
-    headings: Sequence[str],
-    rows: Iterable[Sequence[Cell]],
+    values: Sequence[T],
+    names: Sequence[str],
+    others: Mapping[str, Callable[[T], Cell]],
     *,
     otherwise: str,
 ) -> None:
-    """Print a list: as JSON, a line each, or as a table, or what is said ``otherwise`` if empty."""
+    """Print a list: as JSON, a line each, or as a table, or what is said ``otherwise`` if empty.
+
+    The columns are the attributes of these names, and others by their headings.
+    """
     if as_json:
-        for value in data:
-            as_line(value)
+        for value in values:
+            write_json(value, indent=None)
         return
-    cells = list(rows)
-    out.print(listed(headings, cells) if cells else otherwise)
+    cells: list[Callable[[T], Cell]] = [*map(attrgetter, names), *others.values()]
+    rows = [[cell(value) for cell in cells] for value in values]
+    out.print(listed((*names, *others), rows) if rows else otherwise)
 
 
 def visible_lines(text: str) -> str:
@@ -111,7 +111,9 @@ def plain(value: object) -> Any:
         return as_text(value)
     if isinstance(value, timedelta):
         return value.total_seconds()
-    if is_dataclass(value):
+    if isinstance(value, Message):
+        value = message_data(value)
+    elif is_dataclass(value):
         value = {field.name: getattr(value, field.name) for field in fields(value)}
     elif isinstance(value, tuple) and hasattr(value, "_asdict"):
         value = value._asdict()
@@ -123,7 +125,7 @@ def plain(value: object) -> Any:
 
 
 def message_data(message: Message) -> dict[str, Any]:
-    data: dict[str, Any] = plain(message)
+    data = {field.name: plain(getattr(message, field.name)) for field in fields(message)}
     return {"id": data["id"], "status": data["status"]} | data | {"scopes": data["scopes"] or None}
 
 

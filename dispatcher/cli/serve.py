@@ -167,20 +167,14 @@ def list_() -> None:
     """List all keys, without their secrets."""
     with closing(App(Settings.load())) as app:
         stored = app.api_keys.named()
-    titles = ("id", "name", "rights", "channels", "scope", "last used (UTC)", "ends (UTC)")
-    rows = [
-        (
-            key.id,
-            key.name,
-            ", ".join(key.rights),
-            ", ".join(key.channels or ("all",)),
-            "=".join(key.scope) if key.scope else "all",
-            key.last_used_at or "never",
-            key.revoked_at or key.expires_at or "never",
-        )
-        for key in stored
-    ]
-    output.tell_rows(stored, titles, rows, otherwise="there are no keys")
+    others = {
+        "rights": lambda key: ", ".join(key.rights),
+        "channels": lambda key: ", ".join(key.channels or ("all",)),
+        "scope": lambda key: "=".join(key.scope) if key.scope else "all",
+        "last used (UTC)": lambda key: key.last_used_at or "never",
+        "ends (UTC)": lambda key: key.revoked_at or key.expires_at or "never",
+    }
+    output.tell_rows(stored, ("id", "name"), others, otherwise="there are no keys")
 
 
 @command("dispatcher keys rotate shop --overlap '1 hour'", of=keys)

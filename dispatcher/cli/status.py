@@ -200,7 +200,7 @@ def _watch(
             data = {"error": str(error)}
             shown = Text(f"{error}; looking again", style="red")
         if output.as_json:
-            output.as_line(data)
+            output.write_json(data, indent=None)
         else:
             output.out.clear()  # of a terminal
             output.out.print(shown)
