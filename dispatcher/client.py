@@ -355,7 +355,30 @@ class Dispatcher:
             OutcomeUnknown: The connection broke; the message may have been stored.
 
         """
-        draft = _of_parameters(Draft, locals())
+        draft = Draft(
+            channel=channel,
+            recipient=recipient,
+            body=body,
+            template=template,
+            data=data,
+            send_at=send_at,
+            send_in=send_in,
+            zone=zone,
+            fold=fold,
+            scope=scope,
+            idempotency_key=idempotency_key,
+            expires_at=expires_at,
+            on_conflict=on_conflict,
+            latest=latest,
+            scopes=scopes,
+            quiet_hours=quiet_hours,
+            send_window=send_window,
+            on_unknown=on_unknown,
+            expire_after=expire_after,
+            status_url=status_url,
+            campaign=campaign,
+            quotas=quotas,
+        )
         return self._submit(draft, session)
 
     def _submit(self, draft: Draft, session: object) -> Message:
@@ -490,7 +513,18 @@ class Dispatcher:
             StoreUnavailable: It has the old time or the new one.
 
         """
-        new_time = _of_parameters(NewTime, locals())
+        new_time = NewTime(
+            send_at=send_at,
+            send_in=send_in,
+            zone=zone,
+            set_zone=set_zone,
+            later=later,
+            fold=fold,
+            on_conflict=on_conflict,
+            latest=latest,
+            expires_at=expires_at,
+            expire_after=expire_after,
+        )
         return _only(self._app.changes.reschedule_many, message_id, if_unchanged, new_time)
 
     def reschedule_many(
@@ -515,7 +549,18 @@ class Dispatcher:
         after ReservationsUnavailable they have their old time, after StoreUnavailable the old one
         or the new one. Raises InvalidDraft for an invalid id.
         """
-        new_time = _of_parameters(NewTime, locals())
+        new_time = NewTime(
+            send_at=send_at,
+            send_in=send_in,
+            zone=zone,
+            set_zone=set_zone,
+            later=later,
+            fold=fold,
+            on_conflict=on_conflict,
+            latest=latest,
+            expires_at=expires_at,
+            expire_after=expire_after,
+        )
         return self._app.changes.reschedule_many(ids_of(message_ids), new_time)
 
     def update(
@@ -997,11 +1042,6 @@ def _only(
 
 def _threads(most: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(most, thread_name_prefix="dispatcher")
-
-
-def _of_parameters(kind: type[T], parameters: Mapping[str, Any]) -> T:
-    """Return a dataclass whose fields are parameters of a call, with their values."""
-    return kind(**{name: parameters[name] for name in kind.__annotations__})
 
 
 def _overridden(drafts: Iterable[Draft], on_conflict: OnConflict | None) -> Iterable[Draft]:
