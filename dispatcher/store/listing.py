@@ -15,12 +15,11 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, Row, Select, Table, and_, case, func, literal, select, tuple_
 
 from dispatcher.errors import MessageNotFound
-from dispatcher.message import Attempt, Message, Status
+from dispatcher.message import Message, Status
 from dispatcher.scope import NO_SCOPE, of_channel, of_scope_on
 from dispatcher.selection import Page, Selection
 from dispatcher.store.database import Database
 from dispatcher.store.engines.types import database_now, later, minute_of
-from dispatcher.store.messages import attempts_of
 from dispatcher.store.schema import UNSENT_STATUSES, Movable, Tables, to_message
 from dispatcher.times.clock import SystemClock
 from dispatcher.times.send_time import from_ms, to_ms
@@ -103,7 +102,6 @@ class DueCount:
 
 class MessageDetails(NamedTuple):
     message: Message
-    attempts: list[Attempt]
     enqueue_at: datetime
     claim_expires_at: datetime | None
     status_url: str | None
@@ -333,13 +331,12 @@ class Listing:
             yield after
 
     def details(self, message_id: UUID) -> MessageDetails:
-        columns = [self._tables.messages.c[name] for name in MessageDetails._fields[2:]]
+        columns = [self._tables.messages.c[name] for name in MessageDetails._fields[1:]]
         query = self._tables.stored.add_columns(*columns)
         rows = self._database.read(query.where(self._tables.messages.c.id == message_id))
         if not rows:
             raise MessageNotFound(message_id)
-        attempts = attempts_of(self._database, message_id)
-        return MessageDetails(to_message(rows[0]), attempts, *rows[0][-len(columns) :])
+        return MessageDetails(to_message(rows[0]), *rows[0][-len(columns) :])
 
     def _scan(
         self, wanted: Selection, before: UUID | None = None, *, oldest_first: bool = True

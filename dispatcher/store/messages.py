@@ -238,7 +238,9 @@ class Messages:
         return {row.id for row in rows} == set(message_ids)
 
     def attempts(self, message_id: UUID) -> list[Attempt]:
-        return attempts_of(self._database, message_id)
+        attempts = self._tables.attempts
+        query = sa.select(attempts).where(attempts.c.message_id == message_id)
+        return [to_attempt(row) for row in self._database.read(query.order_by(attempts.c.token))]
 
     def movable(self, message_id: UUID) -> Movable:
         found = self.movables([message_id]).get(message_id)
@@ -275,13 +277,9 @@ class Messages:
             these = self._database.one_of(messages.c.id, left)
             rows = self._database.update_returning(locking.where(these), change, messages.c.id)
             newly_cancelled |= {row.id for row in rows}
-            stored = self._database.read(self._movable.where(these))
-            found |= {row.id: to_movable(row) for row in stored}
-            left = [
-                each
-                for each in left
-                if each in found and found[each].message.status is Status.SCHEDULED
-            ]
+            rows_now = self.movables(left)
+            found |= rows_now
+            left = [id_ for id_, row in rows_now.items() if row.message.status is Status.SCHEDULED]
             if not left or move_token is not None:
                 return CancelResult(found, newly_cancelled)
         raise StoreUnavailable("workers claimed the message again and again", remedy="try again")
@@ -534,14 +532,6 @@ def _standing(rows: Sequence[sa.Row[Any]]) -> dict[UUID, StoppedMessage]:
         )
         for row in rows
     }
-
-
-def attempts_of(database: Database, message_id: UUID) -> list[Attempt]:
-    attempts = database.tables.attempts
-    query = (
-        sa.select(attempts).where(attempts.c.message_id == message_id).order_by(attempts.c.token)
-    )
-    return [to_attempt(row) for row in database.read(query)]
 
 
 def keyed_messages(tables: Tables) -> sa.Select[Any]:

@@ -16,6 +16,7 @@ from dispatcher.scope import NO_SCOPE
 from dispatcher.settings import Settings
 from dispatcher.store.listing import Listing
 from dispatcher.store.lists import Pause
+from dispatcher.store.messages import Messages
 from dispatcher.submission.lists import PauseList
 from dispatcher.submission.validation import scopes_of
 from dispatcher.times.send_time import from_ms
@@ -90,6 +91,7 @@ class StoryReader:
     """Reads the story of a message. Changes nothing."""
 
     settings: Settings
+    messages: Messages
     listing: Listing
     contents: Contents
     pauses: PauseList
@@ -101,7 +103,7 @@ class StoryReader:
         ended = message.finished_at
         return Story(
             message=message,
-            attempts=tuple(found.attempts),
+            attempts=tuple(self.messages.attempts(message_id)),
             reservations=self._reservations(message, found.tail),
             is_enqueued=is_scheduled and found.enqueue_at > message.next_attempt_at,
             enqueue_at=found.enqueue_at if is_scheduled else None,
