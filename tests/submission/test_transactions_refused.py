@@ -143,7 +143,7 @@ def test_the_same_server_by_another_address_is_joined(
 def test_a_server_that_does_not_say_which_it_is_is_joined(
     house: House, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    query = "dispatcher.store.engines.postgresql._LOCATION"
+    query = "dispatcher.store.engines.postgresql.PostgreSQLEngine.whereabouts"
     for number, says in enumerate((None, "SELECT not_allowed()")):
         if says is not None:
             monkeypatch.setattr(query, text(says))

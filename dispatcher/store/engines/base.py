@@ -174,6 +174,8 @@ class StoreEngine(ABC):
     durable: ClassVar[Durability]
     shows: ClassVar[str]
     """The statement that shows one of the settings of ``durable``."""
+    whereabouts: ClassVar[sa.TextClause]
+    """The query of what :meth:`location` compares."""
     changes_at_once: ClassVar[bool] = True
     """Whether :meth:`update_returning` is one statement; else it needs a transaction."""
     takes_arrays: ClassVar[bool] = False
@@ -193,8 +195,14 @@ class StoreEngine(ABC):
 
     # Connecting.
 
+    def prepare(self, engine: sa.Engine) -> None:
+        sa.event.listen(engine, "do_connect", self.connect)
+
     @abstractmethod
-    def prepare(self, engine: sa.Engine) -> None: ...
+    def connect(
+        self, dialect: object, record: object, arguments: list[Any], parameters: dict[str, Any]
+    ) -> Any:
+        """Return a new connection of the driver; None lets SQLAlchemy make it."""
 
     def make(self) -> None:  # noqa: B027 - servers make no database
         """Make an empty database where there is none. Only migrations do so."""
@@ -292,8 +300,8 @@ class StoreEngine(ABC):
         """Return the error that ended the whole transaction of this one, if one did."""
         return None
 
-    @abstractmethod
-    def location(self, connection: sa.Connection) -> Location: ...
+    def location(self, connection: sa.Connection) -> Location:
+        return frozenset({tuple(connection.execute(self.whereabouts).one())})
 
     def has_ended_before(
         self, _connection: sa.Connection, _tables: Tables, _messages: Sequence[Message]

@@ -22,7 +22,6 @@ from dispatcher.store.engines.base import (
     Backlog,
     Durability,
     Housekeeping,
-    Location,
     Prepared,
     StoreEngine,
 )
@@ -51,12 +50,6 @@ _SESSION = (
     "SET SESSION sql_mode = 'TRADITIONAL', time_zone = '+00:00', "
     f"innodb_lock_wait_timeout = {_LOCK_SECONDS}, lock_wait_timeout = {_LOCK_SECONDS}, "
     f"max_statement_time = {_STATEMENT_SECONDS}, idle_transaction_timeout = 30"
-)
-# A server has no number of its own, a cluster of them has.
-_LOCATION = sa.text(
-    "SELECT DATABASE(), COALESCE((SELECT NULLIF(variable_value, '') "
-    "FROM information_schema.global_status WHERE variable_name = 'WSREP_CLUSTER_STATE_UUID'), "
-    "CONCAT_WS(' ', @@hostname, @@port, @@datadir))"
 )
 _FORBIDDEN = 1227
 """A right of the whole server is missing."""
@@ -130,12 +123,21 @@ class MariaDBEngine(StoreEngine):
         "set innodb_flush_log_at_trx_commit = 1 in the server's configuration",
     )
     shows = "SELECT @@GLOBAL.{}"
+    # A server has no number of its own, a cluster of them has.
+    whereabouts = sa.text(
+        "SELECT DATABASE(), COALESCE((SELECT NULLIF(variable_value, '') "
+        "FROM information_schema.global_status WHERE variable_name = 'WSREP_CLUSTER_STATE_UUID'), "
+        "CONCAT_WS(' ', @@hostname, @@port, @@datadir))"
+    )
     changes_at_once = False
     sees_a_snapshot = True
     has_partial_indexes = False
 
-    def prepare(self, engine: sa.Engine) -> None:
-        sa.event.listen(engine, "do_connect", _connect)
+    def connect(
+        self, _dialect: object, _record: object, arguments: list[Any], parameters: dict[str, Any]
+    ) -> MariaDBConnection:
+        # Parameters of the URL win, also ``init_command``, but for the encoding.
+        return MariaDBConnection(*arguments, **(_LINE | parameters | _ENCODING))
 
     def bound_statements(self, engine: sa.Engine, seconds: int) -> None:
         def bound(driver: MariaDBConnection, _record: object) -> None:
@@ -224,9 +226,6 @@ class MariaDBEngine(StoreEngine):
             cause = cause.__context__
         return error
 
-    def location(self, connection: sa.Connection) -> Location:
-        return frozenset({tuple(connection.execute(_LOCATION).one())})
-
     def housekeeping(self, connection: sa.Connection, _tables: Tables) -> Housekeeping:
         undo = connection.execute(_UNDO).one_or_none()
         backlogs = (Backlog("the undo log", int(undo[1]), _USUAL_UNDO),) if undo else ()
@@ -279,13 +278,6 @@ def check_version(version: str) -> None:
             refused=True,
             remedy="use MariaDB, PostgreSQL or SQLite",
         )
-
-
-def _connect(
-    _dialect: object, _record: object, arguments: list[Any], parameters: dict[str, Any]
-) -> MariaDBConnection:
-    # Parameters of the URL win, also ``init_command``, but for the encoding.
-    return MariaDBConnection(*arguments, **(_LINE | parameters | _ENCODING))
 
 
 @cache

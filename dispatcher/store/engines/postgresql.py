@@ -25,7 +25,6 @@ from dispatcher.store.engines.base import (
     Durability,
     Housekeeping,
     InsertFailed,
-    Location,
     Prepared,
     Slot,
     transaction,
@@ -58,9 +57,6 @@ _CURSOR = "dispatcher.cursor"
 _MIGRATION_LOCK = 0x64697370  # "disp": two migrations at a time take turns
 _TRY_TO_LOCK = sa.text(f"SELECT pg_try_advisory_xact_lock({_MIGRATION_LOCK})")
 _LOCK = sa.text(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
-_LOCATION = sa.text(
-    "SELECT current_database(), (SELECT system_identifier FROM pg_control_system())"
-)
 _USUALLY_DEAD = 250_000
 """As many as 1,000 messages a second leave behind in a minute and a half."""
 _ALL_STATISTICS = "pg_read_all_stats"
@@ -145,10 +141,40 @@ class PostgreSQLEngine(partitions.PartitionedEngine):
         "set fsync = on in postgresql.conf, and leave synchronous_commit out of the URL",
     )
     shows = "SHOW {}"
+    whereabouts = sa.text(
+        "SELECT current_database(), (SELECT system_identifier FROM pg_control_system())"
+    )
     takes_arrays = True
 
-    def prepare(self, engine: sa.Engine) -> None:
-        sa.event.listen(engine, "do_connect", _connect)
+    def connect(
+        self, _dialect: object, _record: object, arguments: list[Any], parameters: dict[str, Any]
+    ) -> PostgreSQLConnection:
+        """Connect with settings that a submit can rely on, or find that a pooler is in between.
+
+        Settings of the URL win, but for the encoding. A pooler invents the process that it tells.
+        """
+        threshold = parameters.get("prepare_threshold", _PREPARED_AFTER)
+        merged = _LINE | parameters | _ENCODING
+        merged["prepare_threshold"] = None if threshold.lower() == "none" else int(threshold)
+        driver = PostgreSQLConnection.connect(*arguments, **merged, autocommit=True)
+        theirs = parameters.get("options", "").replace("-", "_").lower()
+        ours = ", ".join(
+            f"set_config('{name}', '{value}', false)"
+            for name, value in _OPTIONS.items()
+            if not re.search(rf"(_c *|__){name}=", theirs)
+        )
+        direct = f"SELECT {ours} WHERE pg_backend_pid() = {driver.info.backend_pid}"
+        try:
+            driver.is_pooled = driver.execute(direct.encode()).rowcount == 0
+        except BaseException:
+            driver.close()
+            raise
+        if driver.is_pooled:
+            driver.cursor_factory = PooledCursor
+            # PgBouncer from 1.21 on follows prepared statements, where it is told to.
+            if "prepare_threshold" not in parameters or driver.prepare_threshold == 0:
+                driver.prepare_threshold = None
+        return driver
 
     def bound_statements(self, engine: sa.Engine, seconds: int) -> None:
         def bound(driver: PostgreSQLConnection, _record: object) -> None:
@@ -249,9 +275,6 @@ class PostgreSQLEngine(partitions.PartitionedEngine):
         connection.exec_driver_sql("SET LOCAL lock_timeout = 200")
         yield
 
-    def location(self, connection: sa.Connection) -> Location:
-        return frozenset({tuple(connection.execute(_LOCATION).one())})
-
     def unset_behind_pooler(self, connection: sa.Connection) -> tuple[str, ...] | None:
         driver = cast("PostgreSQLConnection", connection.connection.driver_connection)
         if not driver.is_pooled:
@@ -299,34 +322,3 @@ def _copied_as(column: sa.Column[Any], connection: sa.Connection) -> str:
     if isinstance(column.type, (sa.String, sa.JSON)):
         return "text"  # the binary form of json is its text
     return column.type.compile(connection.dialect).lower()
-
-
-def _connect(
-    _dialect: object, _record: object, arguments: list[Any], parameters: dict[str, Any]
-) -> PostgreSQLConnection:
-    """Connect with settings that a submit can rely on, or find that a pooler is in between.
-
-    Settings of the URL win, but for the encoding. A pooler invents the process that it tells.
-    """
-    threshold = parameters.get("prepare_threshold", _PREPARED_AFTER)
-    merged = _LINE | parameters | _ENCODING
-    merged["prepare_threshold"] = None if threshold.lower() == "none" else int(threshold)
-    driver = PostgreSQLConnection.connect(*arguments, **merged, autocommit=True)
-    theirs = parameters.get("options", "").replace("-", "_").lower()
-    ours = ", ".join(
-        f"set_config('{name}', '{value}', false)"
-        for name, value in _OPTIONS.items()
-        if not re.search(rf"(_c *|__){name}=", theirs)
-    )
-    direct = f"SELECT {ours} WHERE pg_backend_pid() = {driver.info.backend_pid}"
-    try:
-        driver.is_pooled = driver.execute(direct.encode()).rowcount == 0
-    except BaseException:
-        driver.close()
-        raise
-    if driver.is_pooled:
-        driver.cursor_factory = PooledCursor
-        # PgBouncer from 1.21 on follows prepared statements, where it is told to.
-        if "prepare_threshold" not in parameters or driver.prepare_threshold == 0:
-            driver.prepare_threshold = None
-    return driver

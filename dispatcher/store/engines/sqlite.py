@@ -40,7 +40,7 @@ class SQLiteEngine(StoreEngine):
 
         They make no file, unless a ``file:`` URI says so: a wrong path is an error.
         """
-        event.listen(engine, "do_connect", self._check_file)
+        super().prepare(engine)
         event.listen(engine, "connect", _prepare)
 
     def make(self) -> None:
@@ -81,7 +81,7 @@ class SQLiteEngine(StoreEngine):
         finally:
             connection.exec_driver_sql("PRAGMA foreign_keys = ON")
 
-    def _check_file(
+    def connect(
         self, _dialect: object, _record: object, _arguments: object, parameters: dict[str, Any]
     ) -> None:
         parameters["timeout"] = _BUSY_SECONDS
