@@ -40,8 +40,6 @@ from tests.support.callers import (
 from tests.support.doubles import Between
 from tests.support.house import House
 from tests.support.house_fixtures import Build, on_mariadb, on_sqlite
-from tests.support.mariadb import MariaDBServer
-from tests.support.proxy import Proxy
 from tests.support.waiting import wait_until
 
 MINUTE = timedelta(minutes=1)
@@ -373,21 +371,3 @@ def test_a_session_that_cuts_values_is_refused(house: House) -> None:
             session.rollback()
         engine.dispose()
     assert house.all_members() == {}
-
-
-@on_mariadb
-def test_either_name_of_the_dialect_and_another_address_are_the_same_database(
-    house: House, mariadb: MariaDBServer
-) -> None:
-    with Proxy(mariadb.address) as proxy:
-        assert house.database.url.database is not None
-        url = mariadb.url(house.database.url.database, port=proxy.port)
-        names = ["mysql+pymysql", "mariadb+pymysql"]
-        for name in names:
-            engine = create_engine(url.replace("mysql://", f"{name}://"))
-            with Session(engine) as session:
-                message = remind(house, session, name)
-                session.commit()
-            assert house.again(message) == message
-            engine.dispose()
-    assert house.reservations() == house.all_members() != {}

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from dispatcher import InvalidDraft, InvalidSettings, Settings
-from dispatcher.store.database import Database
+from dispatcher import InvalidDraft
 from tests.support.callers import WAYS, callers_engine, calling, order, ordered, orders, remind
 from tests.support.house import House
 from tests.support.house_fixtures import on_postgresql, on_sqlite
@@ -109,33 +108,36 @@ def test_another_database_of_the_same_kind_is_refused(
         engine.dispose()
 
 
-@on_sqlite
-def test_the_same_file_by_another_name_is_joined(house: House, tmp_path: Path) -> None:
-    (tmp_path / "link.db").symlink_to(house.database.url.database or "")
-    linked = create_engine(f"sqlite:///{tmp_path / 'link.db'}")
-    attached = create_engine("sqlite://")
-    with linked.connect() as connection:
-        remind(house, connection, "by a link")
-        connection.commit()
-    with attached.connect() as connection:
-        connection.exec_driver_sql(f"ATTACH '{house.database.url.database}' AS ours")
-        remind(house, connection, "attached")
-        connection.commit()
-    assert {each.recipient for each in house.dispatcher.select()} == {"by a link", "attached"}
-    for engine in (linked, attached):
-        engine.dispose()
+def other_names(house: House, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """Give engines that reach the same database by another file, address or dialect."""
+    name = house.database.url.database or ""
+    if house.url.startswith("sqlite"):
+        (tmp_path / "link.db").symlink_to(name)
+        yield create_engine(f"sqlite:///{tmp_path / 'link.db'}")
+        attached = create_engine("sqlite://")
+        attach = f"ATTACH '{name}' AS ours"
+        event.listen(attached, "connect", lambda driver, _: driver.execute(attach))
+        yield attached
+        return
+    kind, dialects = "postgres", ["postgresql+psycopg"]
+    if house.url.startswith("mysql"):
+        kind, dialects = "mariadb", ["mysql+pymysql", "mariadb+pymysql"]
+    server = request.getfixturevalue(kind)
+    with Proxy(server.upstream) as proxy:
+        where = server.url(name, port=proxy.port).partition(":")[2]
+        yield from (create_engine(f"{dialect}:{where}") for dialect in dialects)
 
 
-@on_postgresql
-def test_the_same_server_by_another_address_is_joined(
-    house: House, postgres: PostgresServer, postgres_proxy: Proxy
+@pytest.mark.every_database
+def test_the_same_database_by_another_name_is_joined(
+    house: House, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    assert house.database.url.database is not None
-    url = postgres.url(house.database.url.database, port=postgres_proxy.port)
-    other = Database(url)
-    with callers_engine(other) as engine, engine.connect() as connection:
-        remind(house, connection)
-        connection.commit()
+    for number, engine in enumerate(other_names(house, tmp_path, request)):
+        with engine.connect() as connection:
+            message = remind(house, connection, f"r{number}")
+            connection.commit()
+        assert house.again(message) == message
+        engine.dispose()
     assert house.reservations() == house.all_members() != {}
 
 
@@ -184,10 +186,3 @@ def test_a_session_that_must_be_rolled_back_is_refused(house: House, engine: Eng
         remind(house, session)
         session.commit()
     assert house.reservations() == house.all_members()
-
-
-def test_a_transaction_grace_below_the_settle_time_is_refused() -> None:
-    with pytest.raises(InvalidSettings) as caught:
-        Settings.load(transaction_grace=1)
-    assert caught.value.field == "settle"
-    assert "transaction_grace" in caught.value.problem
