@@ -36,8 +36,6 @@ from tests.support.limiters import ALL, COUNTED, MINUTE, MS, Ways, taken
 THREADS = 100
 DAY = timedelta(days=1)
 """Under load many callers together may take more than a second: a permit of 50 a minute is back."""
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
 every = pytest.mark.parametrize("make", ALL.values(), ids=ALL)
 counted = pytest.mark.parametrize("make", COUNTED.values(), ids=COUNTED)
 Make = Callable[[int], Algorithm]

@@ -31,7 +31,6 @@ from tests.support.reserving import (
 from tests.support.servers import RedisServer
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
-MINUTE = timedelta(minutes=1)
 Opened = Callable[..., Reserving]
 
 

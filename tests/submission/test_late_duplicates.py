@@ -11,33 +11,15 @@ import pytest
 from sqlalchemy import update
 
 from dispatcher import Message, MessageNotFound, QuotaExceeded, StoreUnavailable
-from dispatcher.message import new_id
-from dispatcher.reservation.booking import Submit, Terms
 from dispatcher.times.send_time import to_ms
 from tests.support.all_windows import let_graces_pass
 from tests.support.doubles import Between, once, raising
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
-from tests.support.reserving import reserve
 from tests.support.tables import messages
 
 SOON = FAR + timedelta(minutes=1)
 SECOND = timedelta(seconds=1)
-
-
-class Died(BaseException):
-    """Ends a submit like the death of its process."""
-
-
-def book(house: House, submit: Submit | None = None, message_id: UUID | None = None) -> UUID:
-    booking = reserve(
-        house.parts.windows,
-        message_id or new_id(),
-        terms=Terms.own("ada"),
-        send_at=SOON,
-        submit=submit,
-    )
-    return booking.message_id
 
 
 def keyed(house: House) -> Message:
@@ -47,8 +29,8 @@ def keyed(house: House) -> Message:
 def die_after_reserving(house: House) -> UUID:
     """Let a keyed submit die before it stores anything; return the id that has the place."""
     before = house.parts.messages
-    house.swap("messages", Between(before, before={"add": raising(Died())}))
-    with pytest.raises(Died):
+    house.swap("messages", Between(before, before={"add": raising(KeyboardInterrupt())}))
+    with pytest.raises(KeyboardInterrupt):
         keyed(house)
     house.swap("messages", before)
     [message_id] = house.members()

@@ -42,8 +42,6 @@ from tests.support.house import House
 from tests.support.house_fixtures import Build, on_mariadb, on_sqlite
 from tests.support.waiting import wait_until
 
-MINUTE = timedelta(minutes=1)
-
 each_way = pytest.mark.parametrize("way", WAYS)
 on_servers = pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
 

@@ -18,15 +18,8 @@ import pytest
 
 from dispatcher.errors import InvalidValue, quoted
 from dispatcher.times import zones
-from dispatcher.times.send_time import to_ms
 from dispatcher.times.zones import DAY_MS
 from tests.support.processes import ran
-
-BERLIN = "Europe/Berlin"
-
-
-def ms(text: str) -> int:
-    return to_ms(datetime.fromisoformat(text))
 
 
 @cache
