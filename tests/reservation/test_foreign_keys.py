@@ -14,8 +14,9 @@ from dispatcher.operations.checks import Finding, Level
 from tests.support.all_windows import promised, windows_of
 from tests.support.examining import doctor_for
 from tests.support.house import FAR, House
-from tests.support.house_fixtures import Build
+from tests.support.house_fixtures import Build, on_sqlite
 
+pytestmark = on_sqlite
 LATER = FAR + timedelta(hours=1)
 TYPES: dict[str, Callable[[Any, str], object]] = {
     "string": lambda redis, key: redis.set(key, "x"),
@@ -24,11 +25,6 @@ TYPES: dict[str, Callable[[Any, str], object]] = {
     "hash": lambda redis, key: redis.hset(key, "x", "x"),
     "stream": lambda redis, key: redis.xadd(key, {"x": "x"}),
 }
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    return sqlite_url
 
 
 @pytest.fixture

@@ -20,9 +20,10 @@ from dispatcher.reservation.booking import Terms
 from dispatcher.submission.validation import terms_for
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.house import FAR, House
-from tests.support.house_fixtures import Build
+from tests.support.house_fixtures import Build, on_sqlite
 from tests.support.reserving import cancel, move, reserve
 
+pytestmark = on_sqlite
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 HOUR_MS, DAY_MS, NEAR_MS = 3_600_000, 86_400_000, 47 * 3_600_000
 BERLIN = "Europe/Berlin"
@@ -37,12 +38,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     "calendar": {"quotas": "3/hour in local, 30/day in local, 1/minute"},
     "a channel": {"quotas": "1/minute, 30/day", "channels": {"sms": SMS}},
 }
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """Give one kind of database: a timeline reads none."""
-    return sqlite_url
 
 
 def filled(house: House, terms: Terms, start: datetime, *, many: int, seed: int) -> None:

@@ -29,10 +29,11 @@ from dispatcher.reservation.plan import Copies
 from dispatcher.submission.validation import validate
 from dispatcher.times.send_time import to_ms
 from tests.support.house import BODY, FAR, House
-from tests.support.house_fixtures import Build
+from tests.support.house_fixtures import Build, on_sqlite
 from tests.support.reserving import reserve
 from tests.support.soak import a_third_of
 
+pytestmark = on_sqlite
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 BATCH = 100
 SETTINGS: dict[str, Any] = {
@@ -41,11 +42,6 @@ SETTINGS: dict[str, Any] = {
     },
     "scopes": {"tenant": {"quotas": ["40/day in Europe/Berlin"]}},
 }
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    return sqlite_url
 
 
 @pytest.fixture(autouse=True)
