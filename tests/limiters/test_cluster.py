@@ -13,24 +13,16 @@ import redis.asyncio
 from dispatcher import InvalidValue, LimitersUnavailable
 from dispatcher.limiters import CoolDown, Limits, Request
 from dispatcher.redis.keys import LimiterKeys
-from tests.support.cluster import Member, cluster_of_one, slot_of, three_masters
+from tests.support.cluster import CLUSTERS, Member, cluster_of_one, slot_of, three_masters
 from tests.support.limiters import ALL, taken
 
 LIMITS = Limits([*(make(4) for make in ALL.values()), CoolDown()])
 
 
-@pytest.fixture(
-    scope="module",
-    params=["one node", pytest.param("three masters", marks=pytest.mark.long)],
-)
+@pytest.fixture(scope="module", params=CLUSTERS)
 def nodes(request: pytest.FixtureRequest) -> Iterator[Sequence[Member]]:
-    """The nodes of a cluster: one that serves every slot, or three masters with a replica each."""
-    if request.param == "one node":
-        with cluster_of_one() as (server, _):
-            yield [server]
-    else:
-        with three_masters() as found:
-            yield found.nodes
+    with request.param() as found:
+        yield found.nodes
 
 
 @pytest.fixture
@@ -74,8 +66,8 @@ def test_coroutines_count_in_a_cluster(port: int) -> None:
 
 def test_a_cluster_that_is_gone_is_an_error_of_ours() -> None:
     with (
-        cluster_of_one() as (server, port),
-        redis.RedisCluster(host="127.0.0.1", port=port) as client,
+        cluster_of_one() as server,
+        redis.RedisCluster(host="127.0.0.1", port=server.port) as client,
     ):
         limiter = LIMITS.on(client)
         assert limiter.acquire("ada").allowed

@@ -109,7 +109,7 @@ def test_a_replica_is_an_error(lone: House) -> None:
 
 
 def test_a_cluster_that_does_not_serve_every_slot_stops_the_worker(lone: House) -> None:
-    with cluster_of_one() as (server, _), server.client() as client:
+    with cluster_of_one() as server, server.client() as client:
         assert examined(lone, redis_url=server.url)["redis.cluster"].level is OK
         client.execute_command("CLUSTER DELSLOTS", 1)
         wait_until(lambda: "cluster_state:fail" in _cluster_info(client))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -17,9 +16,9 @@ from dispatcher.operations.checks import Level
 from dispatcher.redis.keys import shard_of
 from tests.support.all_windows import let_graces_pass, promised, windows_of
 from tests.support.callers import callers_engine
-from tests.support.cluster import Member, cluster_of_one, three_masters
+from tests.support.cluster import CLUSTERS, Cluster, Member, three_masters
 from tests.support.examining import examined, levels
-from tests.support.house import BODY, Gate, House, hour_ago, house_on
+from tests.support.house import BODY, House, hour_ago, house_on
 from tests.support.servers import RedisServer
 
 SHARDS = 64
@@ -39,42 +38,27 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class Gates:
-    """Where windows and permits lie, and the servers that this is made of."""
-
-    gate: Gate
-    nodes: Sequence[Member]
-
-
-@pytest.fixture(
-    scope="module",
-    params=["one node", pytest.param("three masters", marks=pytest.mark.long)],
-)
-def cluster(request: pytest.FixtureRequest) -> Iterator[Gates]:
+@pytest.fixture(scope="module", params=CLUSTERS)
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster | Member]:
     """One Redis that is a cluster of its own, by the client of a server; or a real cluster."""
-    if request.param == "one node":
-        with cluster_of_one() as (server, _):
-            yield Gates(server, [server])
-    else:
-        with three_masters() as found:
-            yield Gates(found, found.nodes)
+    with request.param() as found:
+        yield found
 
 
 @pytest.fixture
-def house(cluster: Gates, redis_server: RedisServer, sqlite_url: str) -> Iterator[House]:
+def house(cluster: Cluster | Member, redis_server: RedisServer, sqlite_url: str) -> Iterator[House]:
     """Give a house whose windows and permits lie in the cluster; its broker is another Redis."""
     with house_in(cluster, redis_server, sqlite_url) as built:
         yield built
 
 
 @contextmanager
-def house_in(cluster: Gates, broker: RedisServer, url: str) -> Iterator[House]:
+def house_in(cluster: Cluster | Member, broker: RedisServer, url: str) -> Iterator[House]:
     for node in cluster.nodes:
         node.command("CONFIG", "RESETSTAT")
         if node.is_master:
             node.command("FLUSHALL")
-    with house_on(broker, url, gate=cluster.gate, clock=hour_ago(), **SETTINGS) as built:
+    with house_on(broker, url, gate=cluster, clock=hour_ago(), **SETTINGS) as built:
         yield built
     # Some errors of Redis are only logged, and the sweep makes them good.
     for node in cluster.nodes:
@@ -82,12 +66,12 @@ def house_in(cluster: Gates, broker: RedisServer, url: str) -> Iterator[House]:
 
 
 def test_another_number_of_shards_takes_every_epoch_back(
-    house: House, cluster: Gates, redis_server: RedisServer, sqlite_url: str
+    house: House, cluster: Cluster | Member, redis_server: RedisServer, sqlite_url: str
 ) -> None:
     message = house.submit(send_in=2 * HOUR)
     changed = SETTINGS | {"shards": SHARDS + 1}
     with house_on(
-        redis_server, sqlite_url, gate=cluster.gate, clock=hour_ago(), opened=False, **changed
+        redis_server, sqlite_url, gate=cluster, clock=hour_ago(), opened=False, **changed
     ) as other:
         other.parts.reconciler.reconcile(settle=timedelta(0))
         assert set(other.members()) == {message.id}
@@ -319,9 +303,7 @@ def act(house: House, *actions: str) -> None:
 
 def test_three_masters_serve_the_house(redis_server: RedisServer, sqlite_url: str) -> None:
     """A cluster that ``make test`` has time for; the parametrised tests say more."""
-    with three_masters() as cluster:
-        gates = Gates(cluster, cluster.nodes)
-        with house_in(gates, redis_server, sqlite_url) as house:
-            act(house, "verify", "timeline", "plan", "looks", "deliver")
-            owners = {cluster.master_of_key(name) for name in windows_of(house)}
-            assert len(owners) == 3
+    with three_masters() as cluster, house_in(cluster, redis_server, sqlite_url) as house:
+        act(house, "verify", "timeline", "plan", "looks", "deliver")
+        owners = {cluster.master_of_key(name) for name in windows_of(house)}
+        assert len(owners) == 3

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, cast
 
+import pytest
 import redis
 from redis.crc import key_slot
 
@@ -31,6 +32,11 @@ class Member(Node):
     def __init__(self, *options: str, host: Host | None = None, port: int = 0) -> None:
         super().__init__("--cluster-enabled", "yes", *options, host=host, port=port)
         self.id = ""
+
+    @property
+    def nodes(self) -> tuple[Member, ...]:
+        """Itself: where it serves every slot it is a cluster."""
+        return (self,)
 
     @property
     def serves(self) -> bool:
@@ -309,11 +315,17 @@ def three_masters(
 
 
 @contextmanager
-def cluster_of_one() -> Iterator[tuple[Member, int]]:
+def cluster_of_one() -> Iterator[Member]:
     with started(Member) as server:
         server.command("CLUSTER", "ADDSLOTS", *range(SLOTS))
         wait_until(lambda: server.serves)
-        yield server, server.port
+        yield server
+
+
+CLUSTERS = (
+    pytest.param(cluster_of_one, id="one node"),
+    pytest.param(three_masters, id="three masters", marks=pytest.mark.long),
+)
 
 
 @contextmanager
