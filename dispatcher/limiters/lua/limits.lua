@@ -8,8 +8,8 @@
 --   back(state, n, id, at)   return n permits that were taken at that time, µs; how many it was
 --   knows(state, id)         how many permits of that id count; only where members are ids
 -- and with words, how many it has, and holds = true where permits end when they are returned.
--- A state has kind, key, count (the most it ever gives at once, 0: any number) and room: how many
--- permits it would give now.
+-- A state has kind, key, count (the most it ever gives at once, 0: any number), room: how many
+-- permits it would give now, and free: how many of them are for the requests of this call.
 -- Reading writes nothing. Numbers go to Redis as they are, and not as text, which costs more.
 
 local time = redis.call('TIME')
@@ -31,6 +31,7 @@ local function read_limits(at, first)
       return nil
     end
     state.kind, state.key, state.count = kind, key, kind.words > 0 and count or 0
+    state.free = state.room
     limits[index - first + 1] = state
     at = at + 1 + kind.words
   end

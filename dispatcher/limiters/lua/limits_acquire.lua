@@ -30,13 +30,8 @@ end
 local function tightest(mine)
   local index, room = 1, math.huge
   for number = 1, #mine do
-    local limit = mine[number]
-    local left = limit.room
-    if limit.cap and limit.cap < left then
-      left = limit.cap
-    end
-    if left < room then
-      index, room = number, left
+    if mine[number].free < room then
+      index, room = number, mine[number].free
     end
   end
   return index, room
@@ -47,7 +42,7 @@ local function take(mine, id, n, index, room)
   for number = 1, #mine do
     local limit = mine[number]
     limit.kind.take(limit, n, id)
-    limit.cap = limit.cap and limit.cap - n
+    limit.free = limit.free - n
   end
   if span > 0 then
     remember(id, n, mine.of)
@@ -74,13 +69,14 @@ end
 -- Of permits that were taken before, take the holds that have ended anew; false: there is no room.
 local function hold_again(mine, id, n)
   for _, limit in ipairs(mine) do
-    if limit.held == 0 and math.min(limit.room, limit.cap or math.huge) < n then
+    if limit.held == 0 and limit.free < n then
       return false
     end
   end
   for _, limit in ipairs(mine) do
     if limit.held == 0 then
       limit.kind.take(limit, n, id)
+      limit.free = limit.free - n
     end
   end
   return true
@@ -94,7 +90,7 @@ local function refusing(mine, least, again)
     comes_back = comes_back and (limit.count == 0 or least <= limit.count)
   end
   for number, limit in ipairs(mine) do
-    if math.min(limit.room, limit.cap or math.huge) < least and (not again or limit.held == 0) then
+    if limit.free < least and (not again or limit.held == 0) then
       local wait = -1
       if limit.count == 0 or least <= limit.count then
         wait = math.max(1, limit.kind.wait(limit, least, limit.ahead or 0))
@@ -150,7 +146,7 @@ end
 for number = 1, #limits do
   local limit, cap = limits[number], tonumber(ARGV[at + 1])
   limit.ahead = tonumber(ARGV[at])
-  limit.cap = cap >= 0 and cap or nil
+  limit.free = cap >= 0 and math.min(limit.room, cap) or limit.room
   at = at + 2
 end
 while at <= #ARGV do
@@ -163,8 +159,7 @@ while at <= #ARGV do
   at = at + 6 + many
 end
 for number = 1, #limits do
-  local limit = limits[number]
-  local left = math.min(limit.room, limit.cap or math.huge)
+  local left = limits[number].free
   reply[#reply + 1] = left < math.huge and math.max(0, left) or -1
 end
 return reply
