@@ -177,13 +177,10 @@ class Sweep:
         if not self.settings.expiring_channels:
             return 0
 
-        def expire(limit: int) -> int:
-            channels = self.store.expire_overdue(limit=limit)
-            for message_id, channel in channels.items():
-                self.journal.tell_of(Transition.EXPIRED, message_id, channel)
-            return len(channels)
-
-        expired = in_batches(expire)
+        expire = self.store.expire_overdue
+        expired = in_batches(
+            lambda limit: self.journal.tell_all(Transition.EXPIRED, expire(limit=limit))
+        )
         if expired:
             log.warning("%d overdue messages expired", expired)
         return expired
@@ -194,15 +191,13 @@ class Sweep:
         The status is read from the rows: one that lasted shorter than the time between two runs
         may be skipped, the final one is reported.
         """
-        notifications = self.notifications
+        notifications, channel = self.notifications, self.settings.status_channel
         if notifications is None:
             return 0
 
         def tell(limit: int) -> int:
-            made = notifications.tell(limit=limit)
-            for message_id in made:
-                self.journal.tell_of(Transition.SCHEDULED, message_id, self.settings.status_channel)
-            return len(made)
+            made = dict.fromkeys(notifications.tell(limit=limit), channel)
+            return self.journal.tell_all(Transition.SCHEDULED, made)
 
         return in_batches(tell)
 

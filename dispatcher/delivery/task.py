@@ -103,10 +103,8 @@ class Delivery:
         """Wait for messages that are due in a moment, and return them."""
         claimed = {claim.message.id for claim in claims}
         unclaimed = self.shared.claims.unclaimed([id_ for id_ in message_ids if id_ not in claimed])
-        for message_id, channel in unclaimed.expired.items():
-            self.shared.journal.tell_of(Transition.EXPIRED, message_id, channel)
-        for message_id, channel in unclaimed.cancelled.items():
-            self.shared.journal.tell_of(Transition.CANCELLED, message_id, channel)
+        self.shared.journal.tell_all(Transition.EXPIRED, unclaimed.expired)
+        self.shared.journal.tell_all(Transition.CANCELLED, unclaimed.cancelled)
         soon = {id_: wait for id_, wait in unclaimed.waits.items() if wait <= _LONGEST_EARLY}
         if len(soon) < len(unclaimed.waits):
             self.shared.claims.enqueue_when_due([id_ for id_ in unclaimed.waits if id_ not in soon])

@@ -127,6 +127,12 @@ class Journal:
         """Like :meth:`tell`, where only the id and the channel are at hand."""
         self._tell(Event(kind, message_id, channel, details))
 
+    def tell_all(self, kind: Transition, channels: Mapping[UUID, str]) -> int:
+        """Tell of each of these messages; return how many they are."""
+        for message_id, channel in channels.items():
+            self.tell_of(kind, message_id, channel)
+        return len(channels)
+
     def _tell(self, event: Event) -> None:
         self.count(lambda meter: meter.on_event(event))
         for listen in self._listeners:
