@@ -182,17 +182,14 @@ class CallerCache:
         self._entries: dict[str, tuple[float, Caller]] = {}
 
     def of(self, digest: str, find: Callable[[str], Caller]) -> Caller:
-        ends_at, caller = time.monotonic() + _TTL_SECONDS, self.get(digest)
-        if caller is None:
+        now = time.monotonic()
+        ends_at, caller = self._entries.get(digest, (now, None))
+        if caller is None or ends_at <= now:
             caller = find(digest)
             if len(self._entries) >= _MOST_CACHED:
                 self._entries.clear()
-            self._entries[digest] = (ends_at, caller)
+            self._entries[digest] = (now + _TTL_SECONDS, caller)
         return caller
-
-    def get(self, digest: str) -> Caller | None:
-        entry = self._entries.get(digest)
-        return entry[1] if entry is not None and entry[0] > time.monotonic() else None
 
     def forget(self, digest: str) -> None:
         self._entries.pop(digest, None)
@@ -208,9 +205,6 @@ class KeyAuth:
     def __call__(self, request: Request) -> Caller:
         token = _token_of(request)
         return self._callers.of(digest_of(token), lambda _: caller_of(self.key(token)))
-
-    def cached(self, request: Request) -> Caller | None:
-        return self._callers.get(digest_of(_token_of(request)))
 
     def key(self, token: str) -> ApiKey:
         prefix, _, rest = token.partition("_")
@@ -255,10 +249,7 @@ class Admission:
         parse(rate)
 
     async def identify(self, request: Request) -> None:
-        caller = None
-        if isinstance(self.caller_of, KeyAuth):
-            caller = self.caller_of.cached(request)
-        request.state.caller = caller or await self._threads.run(self.caller_of, request)
+        request.state.caller = await self._threads.run(self.caller_of, request)
 
     def admit(self, request: Request) -> Caller:
         caller = request.state.caller = self.caller_of(request)
