@@ -175,36 +175,27 @@ Auth = Callable[["Request"], Caller]
 """Returns who calls. It raises :func:`~dispatcher.web.problems.unauthorized` for a stranger."""
 
 
-class CallerCache:
-    """The callers of secrets, by digests of these."""
-
-    def __init__(self) -> None:
-        self._entries: dict[str, tuple[float, Caller]] = {}
-
-    def of(self, digest: str, find: Callable[[str], Caller]) -> Caller:
-        now = time.monotonic()
-        ends_at, caller = self._entries.get(digest, (now, None))
-        if caller is None or ends_at <= now:
-            caller = find(digest)
-            if len(self._entries) >= _MOST_CACHED:
-                self._entries.clear()
-            self._entries[digest] = (now + _TTL_SECONDS, caller)
-        return caller
-
-    def forget(self, digest: str) -> None:
-        self._entries.pop(digest, None)
-
-
 class KeyAuth:
     """Finds callers by ``Authorization: Bearer dsp_…``. A revoked key ends within two seconds."""
 
     def __init__(self, keys: ApiKeys) -> None:
         self._keys = keys
-        self._callers = CallerCache()
+        self._callers: dict[str, tuple[float, Caller]] = {}
+        """By digests of their keys, each until a time of the monotonic clock."""
 
     def __call__(self, request: Request) -> Caller:
-        token = _token_of(request)
-        return self._callers.of(digest_of(token), lambda _: caller_of(self.key(token)))
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not token:
+            raise unauthorized("send a key as `Authorization: Bearer dsp_…`")
+        token = token.strip()
+        digest, now = digest_of(token), time.monotonic()
+        ends_at, caller = self._callers.get(digest, (now, None))
+        if caller is None or ends_at <= now:
+            caller = caller_of(self.key(token))
+            if len(self._callers) >= _MOST_CACHED:
+                self._callers.clear()
+            self._callers[digest] = (now + _TTL_SECONDS, caller)
+        return caller
 
     def key(self, token: str) -> ApiKey:
         prefix, _, rest = token.partition("_")
@@ -227,13 +218,6 @@ def caller_of(key: ApiKey) -> Caller:
         scope=key.scope,
         rate=key.rate,
     )
-
-
-def _token_of(request: Request) -> str:
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not token:
-        raise unauthorized("send a key as `Authorization: Bearer dsp_…`")
-    return token.strip()
 
 
 class Admission:
@@ -405,20 +389,22 @@ class SignIn:
 
     The browser keeps the secret of the session, 256 random bits, until it closes; the store has a
     digest of it, so that any server knows it. A session ends with its key, with signing out, and
-    after 12 hours; other servers notice within two seconds. No script reads the cookie, and no
-    other site makes a browser send it. Signing in again begins a new session and ends the last one.
+    after 12 hours. No script reads the cookie, and no other site makes a browser send it. Signing
+    in again begins a new session and ends the last one.
     """
 
     def __init__(self, keys: ApiKeys, sessions: Sessions) -> None:
         self._auth = KeyAuth(keys)
         self._sessions = sessions
-        self._callers = CallerCache()
 
     def __call__(self, request: Request) -> Caller:
         secret = request.cookies.get(_COOKIE)
         if not secret:
             raise unauthorized("sign in")
-        return self._callers.of(digest_of(secret), self._caller)
+        key = self._sessions.key_of(digest_of(secret))
+        if key is None:
+            raise unauthorized("the session has ended")
+        return caller_of(key)
 
     def form(self, visit: Visit) -> Response:
         return visit.show("sign_in.html", to=visit.query.get("to", ""), wrong=False)
@@ -452,17 +438,10 @@ class SignIn:
         answer.delete_cookie(_COOKIE, path=visit.root or "/", httponly=True, samesite="strict")
         return answer
 
-    def _caller(self, session_id: str) -> Caller:
-        key = self._sessions.key_of(session_id)
-        if key is None:
-            raise unauthorized("the session has ended")
-        return caller_of(key)
-
     def _end(self, visit: Visit) -> None:
         secret = visit.request.cookies.get(_COOKIE)
         if secret:
             self._sessions.end(digest_of(secret))
-            self._callers.forget(digest_of(secret))
 
 
 def _inside(to: str) -> str:
