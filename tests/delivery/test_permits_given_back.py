@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from unittest.mock import Mock
 
 import pytest
 
@@ -109,11 +110,7 @@ def test_a_permit_that_redis_did_not_take_back_keeps_no_message_waiting(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house, first, second = both_due(build)
-    claim = in_hand(house, first)
-
-    def away(_: object) -> None:
-        raise LimitersUnavailable("redis is away")
-
+    claim, away = in_hand(house, first), Mock(side_effect=LimitersUnavailable("redis is away"))
     with monkeypatch.context() as patched:
         patched.setattr(house.parts.permits, "_return", away)
         a_group(house.parts.delivery.shared).put_back([(claim, HOUR)])

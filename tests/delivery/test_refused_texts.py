@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -52,17 +53,6 @@ TEXTS: dict[str, Any] = {
 WAITS: tuple[Any, ...] = (timedelta.max, timedelta.min, float("nan"), 10**30, "30", -DAY)
 
 
-def answering(receipt: Any) -> Callable[[], Any]:
-    return lambda: receipt
-
-
-def failing(error: Exception) -> Callable[[], Any]:
-    def fail() -> Any:
-        raise error
-
-    return fail
-
-
 def outcomes_of(house: House, answers: list[Callable[[], Any]]) -> list[Outcome | None]:
     """Let a group get these answers, each once; return the outcomes as they are stored."""
     messages = [house.submit(f"r{number}") for number in range(len(answers))]
@@ -87,7 +77,7 @@ def outcomes_of(house: House, answers: list[Callable[[], Any]]) -> list[Outcome 
 
 def record_all(house: House) -> None:
     texts, waits = [*TEXTS.values()], [*WAITS]
-    answers: list[Callable[[], Any]] = [answering(text) for text in texts]
+    answers: list[Callable[[], Any]] = [Mock(return_value=text) for text in texts]
     expected = [Outcome.SENT] * len(texts)
     for kind, outcome in (
         (PermanentFailure, Outcome.PERMANENT),
@@ -95,11 +85,11 @@ def record_all(house: House) -> None:
         (PerhapsSent, Outcome.UNKNOWN),
         (ValueError, Outcome.UNKNOWN),
     ):
-        answers += [failing(kind(text)) for text in texts]
+        answers += [Mock(side_effect=kind(text)) for text in texts]
         expected += [outcome] * len(texts)
-    answers += [failing(TemporaryFailure("✓", retry_after=wait)) for wait in waits]
+    answers += [Mock(side_effect=TemporaryFailure("✓", retry_after=wait)) for wait in waits]
     expected += [Outcome.TEMPORARY] * len(waits)
-    answers.append(failing(Unspeakable()))
+    answers.append(Mock(side_effect=Unspeakable()))
     expected.append(Outcome.UNKNOWN)
     assert outcomes_of(house, answers) == expected
 

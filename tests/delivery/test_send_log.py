@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 from uuid import UUID, uuid4
 
 import pytest
@@ -89,12 +90,8 @@ def test_the_folders_of_send_logs_are_private(tmp_path: Path) -> None:
 
 def test_a_left_log_that_could_not_be_settled_is_read_again(tmp_path: Path) -> None:
     killed(tmp_path)
-
-    def fail(_: LeftLog) -> None:
-        raise OSError("away")
-
     with pytest.raises(OSError, match="away"):
-        SendLogs(tmp_path).consume(fail, limit=100)
+        SendLogs(tmp_path).consume(Mock(side_effect=OSError("away")), limit=100)
     assert [log.unbegun for log in left_in(tmp_path)] == [IDS]
 
 
@@ -168,11 +165,8 @@ def test_without_a_folder_for_them_all_goes_on_with_one_warning_and_it_is_tried_
 def test_a_file_that_is_tried_again_for_each_claim_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
     logs = SendLogs(tmp_path)
-    monkeypatch.setattr(call, fail)
+    monkeypatch.setattr(call, Mock(side_effect=OSError(28, "No space left on device")))
     for _ in range(2):
         logs.open(IDS).close()
     monkeypatch.undo()
@@ -216,9 +210,5 @@ def test_nothing_is_sent_where_neither_a_note_nor_a_deletion_works(
 ) -> None:
     log = SendLogs(tmp_path).open(IDS)
     monkeypatch.setattr("os.write", lambda *_: 3)
-
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(Path, "unlink", fail)
+    monkeypatch.setattr(Path, "unlink", Mock(side_effect=OSError(30, "Read-only file system")))
     assert not log.begin(IDS[0])

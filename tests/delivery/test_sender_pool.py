@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import cast
+from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
@@ -144,13 +145,10 @@ def test_threads_that_are_free_are_used_again_and_end_when_closed(make: Make) ->
 def test_where_no_thread_can_be_started_the_caller_sends_all_in_order(
     make: Make, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise error
-
     hand, group, many = FakeSend(), a_group(), 1_200
     pool = make(hand, most=4)
     with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", refuse)
+        patched.setattr(threading.Thread, "start", Mock(side_effect=error))
         pool.add(group, claims(*[0.0] * many))
         assert list(hand.at) == list(range(many))
     hand.at.clear()

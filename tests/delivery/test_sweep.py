@@ -6,6 +6,7 @@ import logging
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -216,9 +217,7 @@ def test_a_duty_that_hangs_is_begun_once_more_and_not_again(clock: MovableClock)
 def test_a_server_that_is_away_is_told_in_a_line_and_not_in_a_traceback(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def reconcile() -> None:
-        raise ReservationsUnavailable("Redis is loading its data")
-
+    reconcile = Mock(side_effect=ReservationsUnavailable("Redis is loading its data"))
     parts = SimpleNamespace(
         settings=Settings(),
         reconciler=SimpleNamespace(reconcile=reconcile),

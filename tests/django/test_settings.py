@@ -8,6 +8,7 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.conf import settings
@@ -176,10 +177,8 @@ def test_manage_py_runs_the_command_line(
 
 
 def test_a_plain_check_asks_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object, **__: object) -> None:
-        raise AssertionError("a check has connected")
-
-    monkeypatch.setattr(socket.socket, "connect", refused)
+    connected = Mock(side_effect=AssertionError("a check has connected"))
+    monkeypatch.setattr(socket.socket, "connect", connected)
     with override_settings(DISPATCHER={"redis_url": "redis://127.0.0.1:1/0"}):
         assert [each for each in run_checks() if each.id and "dispatcher" in each.id] == []
     with override_settings(DISPATCHER={"horizon": 0}):

@@ -14,6 +14,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -75,13 +76,10 @@ def health_of(clock: Clock, **servers: Server) -> Health:
     return Health(asks, clock=clock, patience=timedelta(minutes=1))
 
 
-def unused() -> Any:
-    raise AssertionError("a probe reads no vitals")
-
-
 @contextmanager
 def served(health: Health) -> Iterator[str]:
     """Serve it; yield host and port."""
+    unused = Mock(side_effect=AssertionError("a probe reads no vitals"))
     exposition = Exposition(unused, health, "127.0.0.1", 0, SystemClock())
     try:
         yield f"127.0.0.1:{exposition.port}"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
 from datetime import timedelta
-from uuid import UUID
+from unittest.mock import Mock
 
 import pytest
 
@@ -122,11 +121,8 @@ def test_a_hook_that_raises_is_logged_without_its_words_and_the_next_is_told(
 def test_a_store_that_is_away_costs_those_it_was_asked_for(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def away(ids: Sequence[UUID]) -> list[Message]:
-        raise StoreUnavailable("away")
-
     calls = HookCalls("on_scheduled", "on_sent")
-    hooks = Hooks(calls, read=away)
+    hooks = Hooks(calls, read=Mock(side_effect=StoreUnavailable("away")))
     new = row()
     tell(hooks, Transition.SENT, row())
     tell(hooks, Transition.SCHEDULED, new)
@@ -188,10 +184,7 @@ def test_a_submit_is_answered_where_the_system_gives_no_thread(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P6: it is stored. The next notification starts the threads of all that wait."""
-
-    def no_thread(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
+    no_thread = Mock(side_effect=RuntimeError("can't start new thread"))
     hook = f"{__name__}:TOLD"
     house = build(events_kept=1_000, hooks=hook, quotas=["1000/minute"])
     with monkeypatch.context() as patched:

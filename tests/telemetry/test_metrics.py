@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 from uuid import UUID
 
 import pytest
@@ -183,10 +184,6 @@ def all_signs() -> dict[Kind, tuple[Sign, ...]]:
     return {kind: (Sign(name="rescue", age=timedelta(seconds=1.5)),) for kind in Kind}
 
 
-def no_signs() -> None:
-    raise ReservationsUnavailable("it is away")
-
-
 VITALS = overviews_with(all_signs).vitals()
 
 
@@ -268,11 +265,9 @@ def test_vitals_are_read_no_more_than_a_tenth_of_the_time() -> None:
 
 
 def test_metrics_that_the_store_does_not_answer_are_left_out() -> None:
-    def look() -> list[Gauge]:
-        raise StoreUnavailable("it is away")
-
+    look = Mock(side_effect=StoreUnavailable("it is away"))
     assert list(VitalsCollector(look, clock=MovableClock()).collect()) == []
-    silent = overviews_with(no_signs).vitals()
+    silent = overviews_with(Mock(side_effect=ReservationsUnavailable("it is away"))).vitals()
     names = {e.name for e in samples(VitalsCollector(lambda: silent, clock=MovableClock()))}
     expected = ("messages", "overdue_messages", "oldest_overdue_seconds")
     assert names == {f"dispatcher_{name}" for name in expected}

@@ -8,6 +8,7 @@ import socket
 import threading
 from contextlib import nullcontext
 from typing import Any, Literal
+from unittest.mock import Mock
 
 import pytest
 from apprise import Apprise
@@ -168,11 +169,7 @@ def test_where_the_system_gives_no_thread_nothing_was_sent_and_nothing_is_lost(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dispatcher.transports.apprise._MOST_LEFT", 1)
-    transport = to(receiver)
-
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
+    transport, refuse = to(receiver), Mock(side_effect=RuntimeError("can't start new thread"))
     with monkeypatch.context() as none_left:
         none_left.setattr(threading.Thread, "start", refuse)
         with pytest.raises(TemporaryFailure, match="no more threads"):

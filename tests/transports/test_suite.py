@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,17 +20,13 @@ from dispatcher.transports import ConsoleTransport, FileTransport, Transport
 SECRET = "hunter2-ada"  # noqa: S105 - looked for where it must not be
 
 
-def refuse(_: Message) -> None:
-    raise PermanentFailure("no such number")
-
-
 class TestMemory(TransportSuite):
     def make_transport(self) -> Transport:
         return MemoryTransport()
 
     def make_failing(self) -> Iterable[Transport]:
         broken = MemoryTransport()
-        broken.before = refuse
+        broken.before = Mock(side_effect=PermanentFailure("no such number"))
         return [broken]
 
     def keys_seen(self, transport: Transport) -> Sequence[str]:

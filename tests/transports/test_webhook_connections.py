@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import Mock
 
 import httpcore
 import pytest
@@ -242,8 +243,7 @@ def test_an_idle_connection_is_kept_for_a_moment_only(receiver: Receiver) -> Non
 
 
 def test_a_name_that_cannot_be_resolved_certainly_did_not_get_it() -> None:
-    def none(host: str, port: int) -> list[str]:
-        raise socket.gaierror(socket.EAI_NONAME, host)
+    none = Mock(side_effect=socket.gaierror(socket.EAI_NONAME, "hooks.example"))
 
     def hang(host: str, port: int) -> list[str]:
         release.wait(60)

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import count
 from threading import Barrier
-from typing import Any, NoReturn
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -291,10 +292,7 @@ def test_an_outage_of_redis_is_logged_once_and_calls_go_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Also where some calls still reach it."""
-
-    def refuse(*_: object, **__: object) -> NoReturn:
-        raise redis.ConnectionError("Connection refused")
-
+    refuse = Mock(side_effect=redis.ConnectionError("Connection refused"))
     shop, pool = calls("few", rate="1/day"), house.parts.plain_redis.connection_pool
     for _ in range(2):
         with monkeypatch.context() as outage:
@@ -342,15 +340,13 @@ def test_a_batch_is_answered_to_its_end_when_its_key_ends_or_is_not_found(
     assert statuses(calls("few", rate="1/day")) == [201, 201, 429, 429, 429]
     submit_many = house.dispatcher.submit_many
 
-    def find(_: object) -> NoReturn:
-        raise StoreUnavailable("the server is gone")
-
     def then_revoked(drafts: Any) -> Any:
         revoke_key(house.parts.api_keys, "short")
         return submit_many(drafts)
 
     def then_gone(drafts: Any) -> Any:
-        monkeypatch.setattr(house.parts.api_keys, "find", find)
+        gone = StoreUnavailable("the server is gone")
+        monkeypatch.setattr(house.parts.api_keys, "find", Mock(side_effect=gone))
         return submit_many(drafts)
 
     monkeypatch.setattr(access, "_TTL_SECONDS", -1.0)

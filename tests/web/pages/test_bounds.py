@@ -10,6 +10,7 @@ from html import unescape
 from math import inf
 from threading import Event
 from typing import Any
+from unittest.mock import Mock
 from uuid import UUID
 
 import httpx2
@@ -146,11 +147,7 @@ def test_a_figure_that_is_read_for_long_keeps_nobody(monkeypatch: pytest.MonkeyP
 
 
 def test_an_error_of_a_figure_is_told_and_the_next_visit_reads_again() -> None:
-    cached = CachedRead[Status]()
-
-    def fails() -> Status:
-        raise ZeroDivisionError
-
+    cached, fails = CachedRead[Status](), Mock(side_effect=ZeroDivisionError)
     with pytest.raises(ZeroDivisionError):
         cached.of(fails)
     assert cached.of(lambda: Status.SENT) is Status.SENT

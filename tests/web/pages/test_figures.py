@@ -6,6 +6,7 @@ import re
 from base64 import b64encode
 from datetime import timedelta
 from html import unescape
+from unittest.mock import Mock
 
 import pytest
 
@@ -63,11 +64,8 @@ def test_the_overview_has_the_last_day_by_the_hour(
         24,
         [["1", "1", "0", "0"]],
     )
-
-    def fail(_: object) -> None:
-        raise Refused(503, "not-yet", "still counting")
-
-    monkeypatch.setattr(Figures, "last_day", fail)
+    not_yet = Refused(503, "not-yet", "still counting")
+    monkeypatch.setattr(Figures, "last_day", Mock(side_effect=not_yet))
     answer = visit().get("/")
     assert (answer.status_code, "is being counted" in answer.text) == (200, True)
 
