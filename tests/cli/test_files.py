@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -415,8 +416,7 @@ def test_it_says_how_to_go_on_and_a_second_run_ends_as_if_run_once(
             raise StoreUnavailable("gone")
         show(self, counted)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(files.ImportJob, "_show", stop)
+    with patch.object(files.ImportJob, "_show", stop):
         ran = run_import(run, as_csv(rows), "--json")
     assert ran.code == (6 if why == "unavailable" else 130)
     assert "The rows up to line 101 were answered" in ran.err
@@ -430,7 +430,7 @@ def test_it_says_how_to_go_on_and_a_second_run_ends_as_if_run_once(
 
 
 def test_an_interrupted_import_can_be_repeated_with_the_same_command(
-    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
+    house: House, run: Run
 ) -> None:
     """The rows that it had refused were in the file that the next run was to make."""
     text = as_csv([row(idempotency_key="a"), row(fold="x"), row(recipient="ben")])
@@ -440,8 +440,7 @@ def test_an_interrupted_import_can_be_repeated_with_the_same_command(
         show(self, counted)
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched:
-        patched.setattr(files.ImportJob, "_show", stop)
+    with patch.object(files.ImportJob, "_show", stop):
         ran = run_import(run, text, "--json")
     assert (ran.code, ran.data["rejected_file"]) == (130, "rows.rejected.jsonl.part")
     assert len(refused_rows("rows.rejected.jsonl.part")) == 1

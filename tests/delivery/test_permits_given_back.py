@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from unittest.mock import Mock
+from unittest.mock import patch
 
 import pytest
 
@@ -106,13 +106,10 @@ def test_a_snoozed_message_comes_when_its_scopes_permit_is_given_back(build: Bui
     assert house.redis.exists(*(keys.room for keys in house.permit_shards())) == 0
 
 
-def test_a_permit_that_redis_did_not_take_back_keeps_no_message_waiting(
-    build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_permit_that_redis_did_not_take_back_keeps_no_message_waiting(build: Build) -> None:
     house, first, second = both_due(build)
-    claim, away = in_hand(house, first), Mock(side_effect=LimitersUnavailable("redis is away"))
-    with monkeypatch.context() as patched:
-        patched.setattr(house.parts.permits, "_return", away)
+    claim, away = in_hand(house, first), LimitersUnavailable("redis is away")
+    with patch.object(house.parts.permits, "_return", side_effect=away):
         a_group(house.parts.delivery.shared).put_back([(claim, HOUR)])
     assert len(house.permits()) == 1
     assert house.deliver(second) == 0

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import cast
-from unittest.mock import Mock
+from unittest.mock import patch
 from uuid import uuid4
 
 import pytest
@@ -143,12 +143,11 @@ def test_threads_that_are_free_are_used_again_and_end_when_closed(make: Make) ->
 
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
 def test_where_no_thread_can_be_started_the_caller_sends_all_in_order(
-    make: Make, monkeypatch: pytest.MonkeyPatch, error: Exception
+    make: Make, error: Exception
 ) -> None:
     hand, group, many = FakeSend(), a_group(), 1_200
     pool = make(hand, most=4)
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", Mock(side_effect=error))
+    with patch.object(threading.Thread, "start", side_effect=error):
         pool.add(group, claims(*[0.0] * many))
         assert list(hand.at) == list(range(many))
     hand.at.clear()
@@ -157,7 +156,7 @@ def test_where_no_thread_can_be_started_the_caller_sends_all_in_order(
 
 
 def test_a_thread_that_became_free_while_another_one_failed_to_start_sends_the_message(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    make: Make,
 ) -> None:
     gate, group = threading.Event(), a_group()
     hand = FakeSend(meanwhile=lambda: gate.wait(60))
@@ -170,8 +169,7 @@ def test_a_thread_that_became_free_while_another_one_failed_to_start_sends_the_m
         wait_until(lambda: len(vars(pool)["_free"]) == 1)
         raise RuntimeError("can't start new thread")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", refuse)
+    with patch.object(threading.Thread, "start", refuse):
         late = time.monotonic() + 0.1
         pool.add(group, [(late, cast("Claim", 1))])
     wait_until(lambda: len(hand.at) == 2)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from django.db import DatabaseError, OperationalError, connection, transaction
@@ -140,9 +141,7 @@ def test_threads_have_transactions_of_their_own(project: Project) -> None:
     assert [*project.house.all_members()] == ["grace@example.org"]
 
 
-def test_what_cannot_be_joined_is_refused_by_name(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_joined_is_refused_by_name(project: Project) -> None:
     class Other:
         __name__ = "ibm_db"
 
@@ -153,8 +152,7 @@ def test_what_cannot_be_joined_is_refused_by_name(
 
     with transaction.atomic():
         assert "on_commit" in refused(lambda: project.dispatcher.submit_many([]))
-        with monkeypatch.context() as patched:
-            patched.setattr(connection, "Database", Other())
+        with patch.object(connection, "Database", Other()):
             unknown = refused(lambda: submit(project))
         assert "ibm_db" in unknown
         assert "psycopg" in unknown

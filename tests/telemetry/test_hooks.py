@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from datetime import timedelta
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -180,15 +180,12 @@ def test_a_setting_that_names_no_hooks_is_refused(name: str, problem: str) -> No
     assert caught.value.field == "hooks"
 
 
-def test_a_submit_is_answered_where_the_system_gives_no_thread(
-    build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_submit_is_answered_where_the_system_gives_no_thread(build: Build) -> None:
     """P6: it is stored. The next notification starts the threads of all that wait."""
-    no_thread = Mock(side_effect=RuntimeError("can't start new thread"))
+    no_thread = RuntimeError("can't start new thread")
     hook = f"{__name__}:TOLD"
     house = build(events_kept=1_000, hooks=hook, quotas=["1000/minute"])
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", no_thread)
+    with patch.object(threading.Thread, "start", side_effect=no_thread):
         first = house.submit("ada", send_in=timedelta(hours=1))
     second = house.submit("ben", send_in=timedelta(hours=1))
     wait_until(lambda: [message.id for _, message in TOLD][-2:] == [first.id, second.id])

@@ -288,15 +288,11 @@ def test_a_span_of_many_ends_where_nobody_reads_on(traced: House, spans: Collect
 
 
 def test_a_refused_submit_tells_the_type_of_its_error(build: Build, spans: Collected) -> None:
-    class Broken:
-        def among(self, *_: object) -> object:
-            raise StoreUnavailable(CANARY)
-
     house = build(traces=True, quotas="1/minute")
     house.submit(CANARY, send_in=HOUR)
     with pytest.raises(QuotaExceeded):
         house.submit(CANARY, send_in=HOUR)
-    house.swap("suppressions", Broken())
+    house.swap("suppressions", Mock(**{"among.side_effect": StoreUnavailable(CANARY)}))
     with pytest.raises(StoreUnavailable):
         house.dispatcher.submit_many(drafts(2))
     _, *refused = spans.named("dispatcher.submit")

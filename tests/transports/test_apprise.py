@@ -8,7 +8,7 @@ import socket
 import threading
 from contextlib import nullcontext
 from typing import Any, Literal
-from unittest.mock import Mock
+from unittest.mock import patch
 
 import pytest
 from apprise import Apprise
@@ -169,11 +169,12 @@ def test_where_the_system_gives_no_thread_nothing_was_sent_and_nothing_is_lost(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dispatcher.transports.apprise._MOST_LEFT", 1)
-    transport, refuse = to(receiver), Mock(side_effect=RuntimeError("can't start new thread"))
-    with monkeypatch.context() as none_left:
-        none_left.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(TemporaryFailure, match="no more threads"):
-            transport.send(a_message())
+    transport, refused = to(receiver), RuntimeError("can't start new thread")
+    with (
+        patch.object(threading.Thread, "start", side_effect=refused),
+        pytest.raises(TemporaryFailure, match="no more threads"),
+    ):
+        transport.send(a_message())
     assert [transport.send(a_message()) for _ in range(2)] == ["JSON", "JSON"]
 
 

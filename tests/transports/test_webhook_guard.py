@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import pytest
 import trustme
@@ -20,18 +21,6 @@ from dispatcher.transports import Checks
 from dispatcher.transports.webhook import WebhookTransport
 from tests.support.http_receiver import Receiver, receiving
 from tests.transports.conftest import Authority, in_time, open_to
-
-
-class NameServer:
-    """Answers with one list of addresses after the other, the last one for ever."""
-
-    def __init__(self, *answers: list[str]) -> None:
-        self.answers = list(answers)
-        self.asked: list[str] = []
-
-    def __call__(self, host: str, _: int) -> list[str]:
-        self.asked.append(host)
-        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
 @pytest.fixture
@@ -53,7 +42,7 @@ def url_of(receiver: Receiver, host: str = "hooks.example", scheme: str = "https
 def test_a_name_with_an_inner_address_is_refused_whole(
     receiver: Receiver, addresses: list[str]
 ) -> None:
-    transport = open_to(receiver.port, allow=[], resolver=NameServer(addresses))
+    transport = open_to(receiver.port, allow=[], resolver=Mock(return_value=addresses))
     with pytest.raises(PermanentFailure, match="may not be reached") as caught:
         transport.send(a_message(recipient=url_of(receiver, scheme="http")))
     assert receiver.received == []
@@ -63,12 +52,14 @@ def test_a_name_with_an_inner_address_is_refused_whole(
 def test_a_name_that_is_rebound_after_the_look_is_connected_to_where_the_look_went(
     receiver: Receiver,
 ) -> None:
-    names = NameServer(["127.0.0.2"], ["127.0.0.1"])
+    names = Mock(side_effect=[["127.0.0.2"], ["127.0.0.1"]])
     transport = open_to(receiver.port, allow=["127.0.0.2"], resolver=names)
     message = a_message(recipient=url_of(receiver, scheme="http"))
     with pytest.raises(TemporaryFailure, match="refused"):
         transport.send(message)  # to 127.0.0.2, where nobody listens
-    assert names.asked == ["hooks.example"], "one look for one connection"
+    assert [each.args[0] for each in names.call_args_list] == ["hooks.example"], (
+        "one look for one connection"
+    )
     with pytest.raises(PermanentFailure, match="may not be reached"):
         transport.send(message)
     assert receiver.received == []
@@ -78,7 +69,7 @@ def test_a_name_that_is_rebound_after_the_look_is_connected_to_where_the_look_we
 def test_a_url_of_the_channel_that_names_this_machine_needs_no_other_option(
     receiver: Receiver, host: str
 ) -> None:
-    names = NameServer(["127.0.0.1"])
+    names = Mock(return_value=["127.0.0.1"])
     url = url_of(receiver, host, "http")
     transport = WebhookTransport(url=url, resolver=names)
     assert transport.send(a_message()) == "204"
@@ -88,13 +79,13 @@ def test_a_url_of_the_channel_that_names_this_machine_needs_no_other_option(
 
 @pytest.mark.parametrize("addresses", [["127.0.0.1", "1.1.1.1"], ["10.0.0.1"], ["::"]], ids=str)
 def test_localhost_is_this_machine_or_nothing(addresses: list[str]) -> None:
-    transport = WebhookTransport(url="http://localhost/", resolver=NameServer(addresses))
+    transport = WebhookTransport(url="http://localhost/", resolver=Mock(return_value=addresses))
     with pytest.raises(PermanentFailure, match="may not be reached"):
         transport.send(a_message())
 
 
 def test_an_allowed_name_may_have_any_address(receiver: Receiver) -> None:
-    names = NameServer(["127.0.0.1"])
+    names = Mock(return_value=["127.0.0.1"])
     transport = open_to(receiver.port, allow=["hooks.example"], resolver=names)
     assert transport.send(a_message(recipient=url_of(receiver, scheme="http"))) == "204"
     with pytest.raises(PermanentFailure):
@@ -138,7 +129,7 @@ def test_allowed_addresses_are_accepted_at_submit() -> None:
 def test_a_certificate_is_verified_for_the_name_and_the_connection_goes_to_the_address(
     secure: Receiver,
 ) -> None:
-    transport = open_to(secure.port, resolver=NameServer(["127.0.0.1"]))
+    transport = open_to(secure.port, resolver=Mock(return_value=["127.0.0.1"]))
     assert transport.send(a_message(recipient=url_of(secure))) == "204"
     assert secure.received[0].headers["host"] == f"hooks.example:{secure.port}"
     with pytest.raises(TemporaryFailure, match="verified: it is for another name"):
@@ -148,7 +139,7 @@ def test_a_certificate_is_verified_for_the_name_and_the_connection_goes_to_the_a
 
 def test_two_names_at_one_address_share_no_connection(authority: Authority) -> None:
     with receiving(authority.server("a.example", "b.example")) as one:
-        transport = open_to(one.port, resolver=NameServer(["127.0.0.1"]))
+        transport = open_to(one.port, resolver=Mock(return_value=["127.0.0.1"]))
         for host in ("a.example", "b.example", "a.example"):
             transport.send(a_message(recipient=url_of(one, host)))
         first, second, third = (each.connection for each in one.received)
@@ -159,7 +150,7 @@ def test_an_unknown_authority_is_not_trusted() -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trustme.CA().issue_cert("hooks.example").configure_cert(context)
     with receiving(context) as impostor:
-        transport = open_to(impostor.port, resolver=NameServer(["127.0.0.1"]))
+        transport = open_to(impostor.port, resolver=Mock(return_value=["127.0.0.1"]))
         with pytest.raises(TemporaryFailure, match="certificate cannot be verified"):
             transport.send(a_message(recipient=url_of(impostor)))
         assert impostor.received == []

@@ -10,7 +10,7 @@ from datetime import timedelta
 from itertools import count
 from threading import Barrier
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 import redis
@@ -288,15 +288,13 @@ def test_a_key_has_its_own_limit_and_is_told_of_it(house: House, calls: Calls) -
 def test_an_outage_of_redis_is_logged_once_and_calls_go_on(
     house: House,
     calls: Calls,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Also where some calls still reach it."""
-    refuse = Mock(side_effect=redis.ConnectionError("Connection refused"))
+    refused = redis.ConnectionError("Connection refused")
     shop, pool = calls("few", rate="1/day"), house.parts.plain_redis.connection_pool
     for _ in range(2):
-        with monkeypatch.context() as outage:
-            outage.setattr(pool, "get_connection", refuse)
+        with patch.object(pool, "get_connection", side_effect=refused):
             answers = [shop.get("/v1/messages") for _ in range(3)]
         assert [each.status_code for each in answers] == [200, 200, 200]
         shop.get("/v1/messages")

@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from threading import Event
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from fastapi.testclient import TestClient
@@ -118,7 +119,7 @@ def test_a_file_that_cannot_be_read_is_refused(
 
 @pytest.mark.parametrize("said", ["it is away", "the line broke"])
 def test_a_booking_that_broke_off_goes_on_and_books_nothing_twice(
-    house: House, visit: Visit, monkeypatch: pytest.MonkeyPatch, said: str
+    house: House, visit: Visit, said: str
 ) -> None:
     """The database goes in the middle, or what came of a row is unknown."""
     client = visit()
@@ -133,8 +134,7 @@ def test_a_booking_that_broke_off_goes_on_and_books_nothing_twice(
         draft = Draft(channel="memory", recipient="ada", body={})
         yield Rejection(0, draft, OutcomeUnknown(said, made.id))
 
-    with monkeypatch.context() as patched:
-        patched.setattr(house.dispatcher, "submit_many", broken)
+    with patch.object(house.dispatcher, "submit_many", broken):
         _, shown = ended(client, client.post(path))
     assert said in shown
     assert house.dispatcher.count() == 1
