@@ -149,7 +149,8 @@ __all__ = [
 
 _MODULES = (
     "errors", "message", "selection", "body_types", "channel", "settings", "celery.install",
-    "limiters.permits", "reservation", "client", "operations.overview", "operations.verification",
+    "limiters.permits", "reservation.refusals", "reservation.timeline", "client",
+    "operations.overview", "operations.verification",
     "store.listing", "store.lists", "submission.erasure", "submission.story", "telemetry.liveness",
 )  # fmt: skip
 """The modules of the public names, the light ones first: the first use of a name looks for it."""

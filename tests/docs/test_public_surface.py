@@ -21,7 +21,7 @@ NAMED = {
     for page in PAGES.glob("*.md")
     for name in re.findall(r"^::: dispatcher\.([\w.]+)$", page.read_text(), re.MULTILINE)
 }
-PACKAGES = ["cli", "limiters", "reservation", "testing", "transports", "web"]
+PACKAGES = ["cli", "limiters", "testing", "transports", "web"]
 
 
 @pytest.mark.parametrize("name", dispatcher.__all__)
