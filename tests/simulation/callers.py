@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
@@ -33,25 +32,16 @@ _COMMITS = 0.8
 _OPEN = (Status.SENDING, Status.HELD)
 
 
-@dataclass(slots=True)
-class Known:
-    """What the callers of a story have in common: keys they use again, messages they know."""
-
-    keys: list[tuple[str, Draft]] = field(default_factory=list)
-    ids: list[UUID] = field(default_factory=list)
-
-
 class Caller:
-    def __init__(self, world: World, process: Process, cases: App, known: Known) -> None:
+    def __init__(self, world: World, process: Process, cases: App) -> None:
         self._world = world
         self._process = process
         self._cases = cases
-        self._known = known
         self._rng = world.rng
 
     def ask(self) -> None:
         rng = self._rng
-        if not self._known.ids or rng.random() < (0.5 if self._world.is_restless else 0.8):
+        if not self._world.known_ids or rng.random() < (0.5 if self._world.is_restless else 0.8):
             ways = [self._submit, self._submit_many, self._submit_joined]
             rng.choices(ways, _SUBMITS)[0]()
         else:
@@ -219,8 +209,8 @@ class Caller:
 
     def _accepted(self, asked: Asked, message: Message) -> None:
         asked.told, asked.answer, asked.status = "ok", message.id, message.status
-        asked.at_us = self._world.db_ms() * 1_000
-        self._known.ids.append(message.id)
+        asked.at_us = self._world.db_us()
+        self._world.known_ids.append(message.id)
         self._tell("is told", f"accepted {message.id}")
 
     def _no_trace(self, every: Sequence[Asked], why: str) -> None:
@@ -236,8 +226,8 @@ class Caller:
 
     def _draft(self, keyed: float = 0.5) -> Draft:
         rng = self._rng
-        if self._known.keys and rng.random() < 0.3 * keyed:
-            key, known = rng.choice(self._known.keys[-6:])
+        if self._world.known_keys and rng.random() < 0.3 * keyed:
+            key, known = rng.choice(self._world.known_keys[-6:])
             if rng.random() < 0.9:
                 return known
         else:
@@ -260,13 +250,13 @@ class Caller:
             **options,
         )
         if draft.idempotency_key is not None:
-            self._known.keys.append((key, draft))
+            self._world.known_keys.append((key, draft))
         return draft
 
     # Changing
 
     def _cancel(self) -> None:
-        id_ = self._rng.choice(self._known.ids[-10:])
+        id_ = self._rng.choice(self._world.known_ids[-10:])
         self._tell("asks: cancel", str(id_))
         self._world.facts.perhaps_cancelled.add(id_)
         for _ in range(3):
@@ -281,7 +271,7 @@ class Caller:
             except DispatcherError as error:
                 self._tell("is told", type(error).__name__)
             else:
-                self._world.facts.cancelled.setdefault(id_, self._world.db_ms())
+                self._world.facts.cancelled.setdefault(id_, self._world.db_us())
                 self._tell("is told", f"cancelled {id_}")
                 return
 
@@ -294,12 +284,12 @@ class Caller:
             self._world.facts.wrong.append(wrong)
 
     def _reschedule(self) -> None:
-        id_ = self._rng.choice(self._known.ids[-2 if self._world.is_restless else -10 :])
+        id_ = self._rng.choice(self._world.known_ids[-2 if self._world.is_restless else -10 :])
         wish = NewTime(
             send_in=timedelta(milliseconds=self._rng.choice([500, 5_000, 20_000, 20_000])),
             on_conflict=self._rng.choice(["reject", "shift"]),
         )
-        ids = [id_, *self._rng.sample(self._known.ids, min(2, len(self._known.ids)))]
+        ids = [id_, *self._rng.sample(self._world.known_ids, min(2, len(self._world.known_ids)))]
         ids = ids[: self._rng.choice([1, 1, 3])]
         self._tell("asks: reschedule", ", ".join(map(str, ids)))
         for moved in self._cases.changes.reschedule_many(ids, wish):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from types import GeneratorType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -27,7 +26,10 @@ from dispatcher.errors import (
 from dispatcher.reservation.shards import LegAnswer
 from dispatcher.store.outbox import JoinedMessages
 from dispatcher.store.schema import Addition
-from tests.simulation.scheduler import Killed, Process, Scheduler
+from tests.simulation.scheduler import Killed, Process
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
 
 
 class Fault(StrEnum):
@@ -88,7 +90,6 @@ class Weather:
         return sum(self.counts.values())
 
 
-Tell = Callable[[str, str], None]
 _ROOMS: dict[str, Callable[[], DispatcherError]] = {
     "store": lambda: StoreUnavailable("the connection to the database broke"),
     "windows": lambda: ReservationsUnavailable("redis did not answer"),
@@ -97,6 +98,7 @@ _ROOMS: dict[str, Callable[[], DispatcherError]] = {
 }
 _COPIED = frozenset({"release_many", "release", "confirm"})
 """Calls of the windows that a client makes again on another line when no answer comes."""
+_GIVES_BACK = ("windows.release_many", "store.stored")
 _SERVER_OF = {"store": "store", "windows": "redis", "permits": "redis", "queue": "broker"}
 
 
@@ -111,21 +113,14 @@ class Reached:
         part: object,
         room: str,
         process: Process,
-        *,
-        network: Process,
-        scheduler: Scheduler,
-        weather: Weather,
-        tell: Tell,
+        world: World,
         breaks: Callable[[], object] | None = None,
     ) -> None:
         self._part = part
         self._room = room
-        self._server = _SERVER_OF[room]
         self._process = process
-        self._network = network
-        self._scheduler = scheduler
-        self._weather = weather
-        self._tell = tell
+        self._world = world
+        self._scheduler = world.scheduler
         self._breaks = breaks
 
     def __getattr__(self, name: str) -> Any:
@@ -140,27 +135,34 @@ class Reached:
         return call
 
     def _call(self, name: str, act: Callable[[], Any], about: tuple[Any, ...] = ()) -> Any:
-        weather, scheduler = self._weather, self._scheduler
-        rng = scheduler.rng
+        scheduler, rng = self._scheduler, self._world.rng
         scheduler.wait(0.0002 + 0.002 * rng.random())
-        fault = weather.draw(self._server)
+        fault = self._world.weather.draw(_SERVER_OF[self._room])
         if fault is not None:
-            self._tell(f"{self._room}.{name}", f"! {fault}")
+            self._tell(name, f"! {fault}")
             self._before(fault, name, about)
         try:
             answer = act()
         except DispatcherError as error:
-            self._tell(f"{self._room}.{name}", f"raises {type(error).__name__}")
+            self._tell(name, f"raises {type(error).__name__}")
             raise
         if isinstance(answer, GeneratorType):
             return self._pages(name, answer)
-        self._tell(f"{self._room}.{name}", "")
+        self._tell(name, "")
         if fault is Fault.REPEATED:
             self._repeat(name, act, about)
         if fault is not None:
             self._after(fault, name, about)
         scheduler.wait(0.0002 + 0.001 * rng.random())
         return answer
+
+    def _tell(self, name: str, detail: str) -> None:
+        what = f"{self._room}.{name}"
+        self._world.tell(self._process.name, what, detail)
+        if detail[:1] == "!" and what in _GIVES_BACK:
+            asked = self._scheduler.running().seed
+            if asked is not None:
+                asked.leaks = True
 
     def _pages(self, name: str, pages: Iterator[Any]) -> Iterator[Any]:
         end: list[Any] = []
@@ -208,11 +210,11 @@ class Reached:
         def arrive() -> None:
             with suppress(DispatcherError):
                 act()
-            self._tell(f"{self._room}.{name}", "a copy has arrived")
+            self._tell(name, "a copy has arrived")
 
         rng = self._scheduler.rng
         late = rng.choice([0.01, 1.0, 12.0]) * rng.random()
-        self._scheduler.spawn(self._network, "a copy", arrive, after=late)
+        self._scheduler.spawn(self._world.network, "a copy", arrive, after=late)
 
     def _is_one(self, name: str, about: tuple[Any, ...]) -> bool:
         """Whether a call adds one message, which may be stored where no answer comes."""
@@ -276,7 +278,6 @@ class Line:
 
 
 OnEnd = Callable[[Sequence[Any], bool], None]
-Reach = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,17 +296,18 @@ class _End:
 class JoinedLine:
     """The messages of transactions as a process reaches them; one ends where its line breaks."""
 
-    def __init__(self, real: JoinedMessages, process: Process, reached: Reach) -> None:
+    def __init__(self, real: JoinedMessages, process: Process, world: World) -> None:
         self._real = real
         self._process = process
-        self._reached = reached
+        self._world = world
 
     def join(self, session: Session, on_end: OnEnd) -> Any:
         transaction = self._real.join(session, _End(self._process, on_end))
-        return self._reached(transaction, breaks=session.connection().invalidate)
+        breaks = session.connection().invalidate
+        return Reached(transaction, "store", self._process, self._world, breaks)
 
     def stored(self, message_ids: Sequence[UUID]) -> Any:
-        return self._reached(self._real).stored(message_ids)
+        return Reached(self._real, "store", self._process, self._world).stored(message_ids)
 
 
 class CallersSession(Session):
@@ -324,12 +326,3 @@ class CallersSession(Session):
             self._line.invalidate()
         super().close()
         self._line.close()
-
-
-def committed(line: Any, reached: Any) -> None:
-    """Commit as a process reaches it; how it ends is what the driver says."""
-    try:
-        reached.commit()
-    except StoreUnavailable:
-        line.driver_connection.close()
-        raise sqlite3.ProgrammingError("Cannot operate on a closed database.") from None

@@ -77,7 +77,7 @@ def _cancels(world: World, row: Row) -> lines.Lines:
         call = {"at": 0, "n": f"cancel {row.id}", "op": "cancel", "who": "", "id": str(row.id)}
         yield call | {"kind": "call"}
         if row.id in facts.cancelled:
-            yield call | {"kind": "answer", "at": facts.cancelled[row.id] * 1_000, "answer": "ok"}
+            yield call | {"kind": "answer", "at": facts.cancelled[row.id], "answer": "ok"}
 
 
 def _is_overdue(row: Row) -> bool:

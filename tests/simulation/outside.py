@@ -4,70 +4,59 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dispatcher.celery.queue import TaskGroup, Ticket, group
 from dispatcher.errors import PermanentFailure, TemporaryFailure
 from dispatcher.message import Message
-from dispatcher.times.send_time import to_ms
-from tests.simulation.faults import Tell, Weather
-from tests.simulation.scheduler import START, Process, Scheduler
+from tests.simulation.scheduler import Process
 from tests.support.ledger import a_send
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
 
 
 class SimTransport:
-    """Carries messages to providers for one process; ``sends`` are lines of a history."""
+    """Carries messages to providers for one process; ``look`` is called before each send."""
 
-    def __init__(
-        self,
-        sends: list[dict[str, Any]],
-        process: Process,
-        look: Callable[[Message], None],
-        *,
-        scheduler: Scheduler,
-        weather: Weather,
-        tell: Tell,
-        shift_us: int,
-    ) -> None:
-        self._sends = sends
+    def __init__(self, world: World, process: Process, look: Callable[[Message], None]) -> None:
+        self._world = world
         self._process = process
         self._look = look
-        self._scheduler = scheduler
-        self._weather = weather
-        self._tell = tell
-        self._shift_us = shift_us
 
     def send(self, message: Message) -> str | None:
         """Send; faults of the worker meanwhile are injected elsewhere."""
-        rng = self._scheduler.rng
+        world, scheduler, rng = self._world, self._world.scheduler, self._world.rng
         self._look(message)
         self._line("begin", message)
-        fault = None if self._weather.calm else rng.random()
-        self._tell("transport.send", f"{message.id} try {message.attempt_count}")
+        fault = None if world.weather.calm else rng.random()
+        world.tell(
+            self._process.name, "transport.send", f"{message.id} try {message.attempt_count}"
+        )
         if fault is None or fault > 0.35:
-            self._scheduler.wait(0.001 + 0.02 * rng.random())
+            scheduler.wait(0.001 + 0.02 * rng.random())
             self._line("accept", message)
-            self._scheduler.wait(0.001)
+            scheduler.wait(0.001)
             return f"receipt {message.id}"
-        self._weather.note("a send goes wrong")
+        world.weather.note("a send goes wrong")
         if fault > 0.2:
-            self._scheduler.wait(2.0 * rng.random())
+            scheduler.wait(2.0 * rng.random())
             self._line("accept", message)
-            self._scheduler.wait(0.1 * rng.random())
+            scheduler.wait(0.1 * rng.random())
             return None
         if fault < 0.09:
             self._line("accept", message)
-            self._scheduler.wait(0.1 * rng.random())
+            scheduler.wait(0.1 * rng.random())
             raise ConnectionResetError("the line broke")
         if fault < 0.11:
-            self._scheduler.wait(0.1 * rng.random())
+            scheduler.wait(0.1 * rng.random())
             self._line("accept", message)
-            self._scheduler.kill(self._process)
-            self._scheduler.wait(0.0)
+            scheduler.kill(self._process)
+            scheduler.wait(0.0)
         if fault < 0.13:
             frozen_us = int(rng.uniform(4.0, 9.0) * 1_000_000)
-            self._process.frozen_until_us = self._scheduler.now_us + frozen_us
-        self._scheduler.wait(0.1 * rng.random())
+            self._process.frozen_until_us = scheduler.now_us + frozen_us
+        scheduler.wait(0.1 * rng.random())
         if fault < 0.14:
             self._line("accept", message)
             return None
@@ -79,46 +68,35 @@ class SimTransport:
         raise TemporaryFailure("busy", timedelta(seconds=rng.random()))
 
     def _line(self, kind: str, message: Message, **more: str) -> None:
-        at = to_ms(START) * 1_000 + self._scheduler.now_us + self._shift_us
-        self._sends.append(a_send(message, kind=kind, at=at, **more))
+        at = self._world.db_us()
+        self._world.sends.append(a_send(message, kind=kind, at=at, **more))
 
 
 class Broker:
-    def __init__(self, scheduler: Scheduler, weather: Weather) -> None:
-        self._scheduler = scheduler
-        self._weather = weather
-        self.tasks: list[TaskGroup] = []
-        self.take: Callable[[TaskGroup], bool] = lambda _: False
+    """Stands in for ``dispatcher.celery.queue.Queue``; what no worker takes waits for one."""
 
-    def publish(self, task: TaskGroup) -> None:
-        if not self.take(task):
-            self.tasks.append(task)
-
-    def offer(self) -> None:
-        waiting, self.tasks = self.tasks, []
-        for task in waiting:
-            self.publish(task)
-
-
-class SimQueue:
-    """Stands in for ``dispatcher.celery.queue.Queue``."""
-
-    def __init__(
-        self, broker: Broker, scheduler: Scheduler, weather: Weather, *, coalesce: timedelta
-    ) -> None:
-        self._broker = broker
-        self._scheduler = scheduler
-        self._weather = weather
-        self._coalesce = coalesce
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._tasks: list[TaskGroup] = []
 
     def enqueue(self, tickets: Sequence[Ticket]) -> None:
         """Publish; now and then the broker loses a task or repeats it."""
-        for task in group(tickets, coalesce=self._coalesce, size=5):
-            luck = 1.0 if self._weather.calm else self._scheduler.rng.random()
+        world, weather = self._world, self._world.weather
+        for task in group(tickets, coalesce=world.settings.coalesce, size=5):
+            luck = 1.0 if weather.calm else world.rng.random()
             if luck < 0.05:
-                self._weather.note("a task is lost")
+                weather.note("a task is lost")
                 continue
-            self._broker.publish(task)
+            self._publish(task)
             if luck < 0.12:
-                self._weather.note("a task is repeated")
-                self._broker.publish(task)
+                weather.note("a task is repeated")
+                self._publish(task)
+
+    def offer(self) -> None:
+        waiting, self._tasks = self._tasks, []
+        for task in waiting:
+            self._publish(task)
+
+    def _publish(self, task: TaskGroup) -> None:
+        if not self._world.take(task):
+            self._tasks.append(task)

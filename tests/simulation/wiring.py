@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Sequence
-from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -13,6 +13,7 @@ from sqlalchemy import or_
 from dispatcher.app import App, built_once
 from dispatcher.celery.configuration import DUTIES
 from dispatcher.delivery.send_log import LeftLog
+from dispatcher.errors import StoreUnavailable
 from dispatcher.message import Message
 from dispatcher.store.claims import Claims
 from dispatcher.store.database import Database
@@ -25,15 +26,13 @@ from tests.simulation.faults import (
     Line,
     MessagesLine,
     Reached,
-    committed,
 )
-from tests.simulation.outside import SimQueue, SimTransport
+from tests.simulation.outside import SimTransport
 from tests.simulation.scheduler import Process, Scheduler
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-_GIVES_BACK = ("windows.release_many", "store.stored")
 _IN_STORE = ("messages", "claims", "store_maintenance", "suppressions", "void_ids")
 
 
@@ -69,43 +68,25 @@ class Wiring:
     def __init__(self, world: World) -> None:
         self._world = world
         self.parts = _Parts(world)
-        self._logs: list[MemoryClaimLog] = []
-        self._send_logs = MemorySendLogs(
-            world.scheduler, self._logs, lambda: UUID(int=world.number())
-        )
+        self._send_logs = MemorySendLogs(world)
 
     def app(self, process: Process, look: Callable[[Message], None] = lambda _: None) -> App:
         """Return the parts of a process; ``look`` is called before each send."""
         world, parts = self._world, self.parts
-        reached = partial(self._reached, process=process)
         app = App(world.settings, process)
+
+        def reached(part: object, room: str) -> Any:
+            return Reached(part, room, process, world)
+
         made = vars(app)
         made.update(
             {name: reached(getattr(parts, name), "store") for name in _IN_STORE},
             fence=parts.fence,
             redis=parts.redis,
             send_logs=self._send_logs,
-            joined_messages=JoinedLine(
-                parts.joined_messages, process, partial(reached, room="store")
-            ),
-            queue=reached(
-                SimQueue(
-                    world.broker, world.scheduler, world.weather, coalesce=world.settings.coalesce
-                ),
-                "queue",
-            ),
-            transports=dict.fromkeys(
-                world.settings.channels,
-                SimTransport(
-                    world.sends,
-                    process,
-                    look,
-                    scheduler=world.scheduler,
-                    weather=world.weather,
-                    tell=partial(world.tell, process.name),
-                    shift_us=world.db_shift_us,
-                ),
-            ),
+            joined_messages=JoinedLine(parts.joined_messages, process, world),
+            queue=reached(world.broker, "queue"),
+            transports=dict.fromkeys(world.settings.channels, SimTransport(world, process, look)),
             journal=Journal(),
             checks=lambda *_: None,
             refusals=None,
@@ -126,30 +107,13 @@ class Wiring:
         return CallersSession(self._world.store.callers.connect(), process)
 
     def commit(self, line: Any) -> None:
-        """Commit the transaction of a caller; a step like others."""
+        """Commit the transaction of a caller; a step like others. How it ends the driver says."""
         process = self._world.scheduler.running().process
-        committed(line, self._reached(line, "store", process))
-
-    def _reached(
-        self, part: object, room: str, process: Process, breaks: Callable[[], object] | None = None
-    ) -> Any:
-        return Reached(
-            part,
-            room,
-            process,
-            network=self._world.network,
-            scheduler=self._world.scheduler,
-            weather=self._world.weather,
-            tell=partial(self._tell_call, process),
-            breaks=breaks,
-        )
-
-    def _tell_call(self, process: Process, what: str, detail: str) -> None:
-        self._world.tell(process.name, what, detail)
-        if detail[:1] == "!" and what in _GIVES_BACK:
-            asked = self._world.scheduler.running().seed
-            if asked is not None:
-                asked.leaks = True
+        try:
+            Reached(line, "store", process, self._world).commit()
+        except StoreUnavailable:
+            line.driver_connection.close()
+            raise sqlite3.ProgrammingError("Cannot operate on a closed database.") from None
 
 
 class MemoryClaimLog:
@@ -189,17 +153,15 @@ class MemoryClaimLog:
 
 
 class MemorySendLogs:
-    """Stands in for ``SendLogs`` of ``send_log``; ``logs`` are those of the machine."""
+    """Stands in for ``SendLogs`` of ``send_log``: those of the machine, which outlive processes."""
 
-    def __init__(
-        self, scheduler: Scheduler, logs: list[MemoryClaimLog], new_mark: Callable[[], UUID]
-    ) -> None:
-        self._scheduler = scheduler
-        self._logs = logs
-        self._new_mark = new_mark
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._logs: list[MemoryClaimLog] = []
 
     def open(self, message_ids: Sequence[UUID]) -> MemoryClaimLog:
-        self._logs.append(MemoryClaimLog(self._scheduler, self._new_mark(), message_ids))
+        mark = UUID(int=self._world.number())
+        self._logs.append(MemoryClaimLog(self._world.scheduler, mark, message_ids))
         return self._logs[-1]
 
     def consume(self, act: Callable[[LeftLog], object], *, limit: int) -> bool:

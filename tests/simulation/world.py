@@ -18,13 +18,13 @@ from dispatcher.app import App
 from dispatcher.celery.queue import TaskGroup
 from dispatcher.delivery import group, sender_pool, sweep, task
 from dispatcher.errors import DispatcherError
-from dispatcher.message import Message, Outcome, Status
+from dispatcher.message import Draft, Message, Outcome, Status
 from dispatcher.reservation import booking, shards
 from dispatcher.reservation.fence import Fence
 from dispatcher.store import database
 from dispatcher.submission import pipeline
 from dispatcher.times.send_time import to_ms
-from tests.simulation.callers import Caller, Known
+from tests.simulation.callers import Caller
 from tests.simulation.chaos import Chaos
 from tests.simulation.facts import Asked, Facts
 from tests.simulation.faults import Weather
@@ -56,13 +56,13 @@ class World:
         self.store = Store(self._server_clock(0))
         self.server = Server(self._server_clock(1))
         self.sends: list[dict[str, Any]] = []
-        self.broker = Broker(self.scheduler, self.weather)
-        self.broker.take = self._take
+        self.broker = Broker(self)
         self.workers: dict[Process, App] = {}
         self._numbers = 0
         self._pace = 0.5 + 12 * self.weather.often
         self.is_restless = self.rng.random() < 0.3  # callers move the same messages about
-        self._known = Known()
+        self.known_keys: list[tuple[str, Draft]] = []
+        self.known_ids: list[UUID] = []
         self.network = Process(self.scheduler, "network")
         self.everybody: list[Process] = []
         self.wiring = Wiring(self)
@@ -95,12 +95,9 @@ class World:
     def fence(self) -> Fence:
         return self.wiring.parts.fence
 
-    def db_ms(self) -> int:
-        return to_ms(self.store.now())
-
-    @property
-    def db_shift_us(self) -> int:
-        return self._shifts_us[0]
+    def db_us(self) -> int:
+        """Return microseconds since 1970 by the database's clock."""
+        return to_ms(START) * 1_000 + self.scheduler.now_us + self._shifts_us[0]
 
     def redis_ms_of(self, db_us: int) -> float:
         """Return an instant of the database's clock by that of Redis, in ms."""
@@ -169,7 +166,7 @@ class World:
         elif row.attempt_count != message.attempt_count:
             self.facts.wrong.append(f"{message.id} was sent under an old claim")
 
-    def _take(self, task: TaskGroup) -> bool:
+    def take(self, task: TaskGroup) -> bool:
         alive = [process for process in self.workers if process.alive]
         if not alive:
             return False
@@ -209,7 +206,7 @@ class World:
 
     def _client(self, number: int) -> None:
         process = self._process(f"client {number}", 2.0)
-        caller = Caller(self, process, self.wiring.app(process), self._known)
+        caller = Caller(self, process, self.wiring.app(process))
 
         def work() -> None:
             while not self.weather.calm:
