@@ -180,7 +180,7 @@ def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
 
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[MariaDBServer]:
-    with MariaDBServer.found() as server:
+    with MariaDBServer() as server:
         yield server
 
 

@@ -117,7 +117,7 @@ def test_mariadb(  # noqa: PLR0917 - one table, one test
     sentence: str,
     remedy: str,
 ) -> None:
-    at = "{}:{}".format(*mariadb.address)
+    at = "{}:{}".format(*mariadb.upstream)
     chosen = url.format(clerk=clerk, at=at, authority=certified(tmp_path)[1])
     says("database_url", f"mysql://{chosen}", sentence, remedy)
 

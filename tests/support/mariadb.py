@@ -6,32 +6,34 @@ with the run.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
 
 import pymysql
 
 from tests.support.requiring import missing
-from tests.support.tables import NAMES
+from tests.support.tables import NAMES, TABLES
 
 _HOST, _, _PORT = os.environ.get("DISPATCHER_TESTS_MARIADB", "127.0.0.1:3306").rpartition(":")
 ADDRESS = (_HOST, int(_PORT))
 """Where the tests look for it."""
-_LOGIN: dict[str, Any] = {"user": "root", "autocommit": True, "ssl_disabled": True}
+_LOGIN: dict[str, Any] = {
+    "host": ADDRESS[0], "port": ADDRESS[1], "user": "root", "autocommit": True,
+    "ssl_disabled": True,
+}  # fmt: skip
 _GUARD = """
-import sys, pymysql
-given = {"host": sys.argv[1], "port": int(sys.argv[2]), "user": "root", "autocommit": True,
-         "ssl_disabled": True}
+import json, sys, pymysql
+login, prefix = json.loads(sys.argv[1]), sys.argv[2]
 sys.stdin.read()
-with pymysql.connect(**given) as connection, connection.cursor() as cursor:
+with pymysql.connect(**login) as connection, connection.cursor() as cursor:
     cursor.execute("SELECT schema_name FROM information_schema.schemata")
     for (name,) in cursor.fetchall():
-        if name.startswith(sys.argv[3]):
+        if name.startswith(prefix):
             cursor.execute(f"DROP DATABASE IF EXISTS `{name}`")
 """
 _Rows = list[tuple[object, ...]]
@@ -40,45 +42,28 @@ _Rows = list[tuple[object, ...]]
 class MariaDBServer:
     """A server that was there before, and that others may use meanwhile."""
 
-    def __init__(self, address: tuple[str, int]) -> None:
-        self.address = address
+    upstream = ADDRESS
+
+    def __enter__(self) -> Self:
+        try:
+            pymysql.connect(**_LOGIN).close()
+        except pymysql.Error as error:
+            missing("mariadb", f"no MariaDB on {ADDRESS} for root without password ({error})")
         self._prefix = f"dispatcher_test_{uuid4().hex[:12]}_"
         self._databases = 0
         self._migrated: tuple[str, object] | None = None
         self._guard = subprocess.Popen(
-            [sys.executable, "-c", _GUARD, address[0], str(address[1]), self._prefix],
+            [sys.executable, "-c", _GUARD, json.dumps(_LOGIN), self._prefix],
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
-
-    @classmethod
-    def found(cls) -> Self:
-        try:
-            pymysql.connect(host=ADDRESS[0], port=ADDRESS[1], **_LOGIN).close()
-        except pymysql.Error as error:
-            where = f"{ADDRESS[0]}:{ADDRESS[1]}"
-            missing("mariadb", f"no MariaDB on {where} for root without password ({error})")
-        return cls(ADDRESS)
-
-    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._guard.stdin is not None:
-            self._guard.stdin.close()
-        self._guard.wait(60)
-
-    @property
-    def upstream(self) -> tuple[str, int]:
-        return self.address
+    def __exit__(self, *_: object) -> None:
+        self._guard.communicate(timeout=60)
 
     def url(self, database: str, *, port: int | None = None) -> str:
-        return f"mysql://root@{self.address[0]}:{port or self.address[1]}/{database}"
+        return f"mysql://root@{ADDRESS[0]}:{port or ADDRESS[1]}/{database}"
 
     def create_database(self) -> str:
         self._databases += 1
@@ -96,9 +81,7 @@ class MariaDBServer:
 
     def _answers(self, *statements: str, database: str | None = None) -> list[_Rows]:
         with (
-            pymysql.connect(
-                host=self.address[0], port=self.address[1], database=database, **_LOGIN
-            ) as connection,
+            pymysql.connect(database=database, **_LOGIN) as connection,
             connection.cursor() as cursor,
         ):
             answers = []
@@ -147,12 +130,6 @@ class MariaDBServer:
         self.execute(
             *(f"DROP TRIGGER `{trigger[0]}`" for trigger in triggers),
             *(f"DROP TABLE `{table}`" for (table,) in tables if table not in NAMES),
-            "DELETE FROM dispatcher_attempts",
-            "DELETE FROM dispatcher_messages",
-            "DELETE FROM dispatcher_idempotency_keys",
-            "DELETE FROM dispatcher_suppressions",
-            "DELETE FROM dispatcher_api_keys",
-            "DELETE FROM dispatcher_sessions",
-            "DELETE FROM dispatcher_pauses",
+            *(f"DELETE FROM {table}" for table in sorted(TABLES.metadata.tables)),  # noqa: S608
             database=name,
         )

@@ -1,8 +1,8 @@
 """Hosts: network namespaces of a test's own, on one switch, that can be cut off.
 
 Nothing of it touches the network of the machine: the switch is a bridge in a namespace of its own,
-and no address leads out. It takes root. A guard process ends what runs on the hosts and removes
-them even when the test run itself is killed: it waits on a pipe that closes with the run.
+and no address leads out. It takes root. A guard ends what runs on the hosts and removes them even
+when the test run itself is killed.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import pytest
 
 from tests.support.requiring import is_required
 from tests.support.waiting import wait_until
+from tests.support.workplace import guard
 
 _FOLDER = Path("/run/netns")
 _CLONE_NEWNET = 0x40000000
 _CALLERS = "callers"
 """The host of the test itself: there run threads of this process, which nobody may kill."""
 _GUARD = """
-read _
 for each in /run/netns/"$1"-*; do
   name=${each##*/}
   [ "$name" = "$2" ] || ip netns pids "$name" | xargs -r kill -9
@@ -120,12 +120,7 @@ def network() -> Iterator[Network]:
     if not is_required("netns"):
         pytest.skip("takes root, two minutes and three RabbitMQ: `make test-hosts` runs it")
     name = f"dispatcher-{uuid4().hex[:8]}"
-    guard = subprocess.Popen(
-        ["/bin/sh", "-c", _GUARD, "guard", name, f"{name}-{_CALLERS}"],
-        stdin=subprocess.PIPE,
-        cwd="/",
-        start_new_session=True,
-    )
+    watch = guard(_GUARD, name, f"{name}-{_CALLERS}")
     try:
         made = Network(name)
         with made.host(_CALLERS).inside():
@@ -133,9 +128,7 @@ def network() -> Iterator[Network]:
         for host in made.hosts[1:]:
             host.end_all()
     finally:
-        if guard.stdin is not None:
-            guard.stdin.close()  # it ends and removes what is left
-        guard.wait()
+        watch.communicate()  # it ends and removes what is left
 
 
 def _ip(*words: str) -> str:

@@ -1,7 +1,6 @@
 """Real servers for tests: each in a temporary folder, on a unix socket, ended with its test run.
 
-A guard process ends the server and removes its folder even when the test run itself is killed:
-it waits on a pipe that closes with the run.
+A guard ends the server and removes its folder even when the test run itself is killed.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ import redis
 
 from tests.support.network import Host
 from tests.support.waiting import DEADLINE, wait_until
+from tests.support.workplace import guard
 
 _GUARD = """
-read _
 kill -9 "$1" 2>/dev/null
 for _ in 1 2 3 4 5; do
   [ -z "$3" ] || ip netns pids "$3" 2>/dev/null | xargs -r kill -9
@@ -77,14 +76,8 @@ class Server:
         there = self.host.inside() if self.host else nullcontext()
         with (self.folder / "log").open("ab") as log, there:
             self._process = self._launch(log.fileno())
-        self._guard = subprocess.Popen(
-            [
-                *("/bin/sh", "-c", _GUARD, "guard", str(self._process.pid), str(self.folder)),
-                self.host.namespace if self.host else "",
-            ],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
+        namespace = self.host.namespace if self.host else ""
+        self._guard = guard(_GUARD, str(self._process.pid), str(self.folder), namespace)
         wait_until(self._answers)
 
     def stop(self) -> None:
@@ -114,9 +107,7 @@ class Server:
     def _end(self, how: signal.Signals) -> None:
         if self._guard is not None:
             self._guard.kill()
-            self._guard.wait()
-            if self._guard.stdin is not None:
-                self._guard.stdin.close()
+            self._guard.communicate()
             self._guard = None
         if self._process is not None:
             self._process.send_signal(how)

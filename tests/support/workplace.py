@@ -2,7 +2,7 @@
 
 A process belongs to the folder when its working directory lies inside, as that of every process
 does that a test starts here, and of those which they start. A guard does the same when the test
-run itself is killed: it waits on a pipe that closes with the run.
+run itself is killed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from pathlib import Path
 from tests.support.waiting import wait_until
 
 _GUARD = """
-read _
 for each in /proc/[0-9]*; do
   case "$(readlink "$each/cwd" 2>/dev/null)" in
     "$1"|"$1/"*) kill -9 "${each#/proc/}" ;;
@@ -29,24 +28,23 @@ rm -rf "$1"
 """
 
 
+def guard(script: str, *arguments: str) -> subprocess.Popen[bytes]:
+    """Let a shell run a script as soon as its standard input closes, so also when this run dies."""
+    command = ["/bin/sh", "-c", f"read _\n{script}", "guard", *arguments]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, cwd="/", start_new_session=True)
+
+
 @contextmanager
 def workplace() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="dispatcher-work-")).resolve()
-    guard = subprocess.Popen(
-        ["/bin/sh", "-c", _GUARD, "guard", str(folder)],
-        stdin=subprocess.PIPE,
-        cwd="/",
-        start_new_session=True,
-    )
+    watch = guard(_GUARD, str(folder))
     try:
         yield folder
     finally:
         end_all(folder)
         shutil.rmtree(folder, ignore_errors=True)
-        guard.kill()
-        guard.wait()
-        if guard.stdin is not None:
-            guard.stdin.close()
+        watch.kill()
+        watch.communicate()
 
 
 def inhabitants(folder: Path) -> dict[int, str]:
