@@ -8,11 +8,15 @@ import re
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from dispatcher import InvalidDraft, Settings
+from dispatcher.message import Status
+from dispatcher.store.notifications import Reason, body_of
+from dispatcher.store.schema import NOTIFIED_STATUSES
 from dispatcher.testing import TransportSuite, a_message
 from dispatcher.transports import Checks, load, mail, smtp
 from dispatcher.transports.apprise import AppriseTransport
@@ -163,3 +167,33 @@ def test_the_key_of_a_receiver_is_made_as_the_page_says() -> None:
     exec(made, given)  # noqa: S102 - our own page
     secret, url = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD", "https://shop.example/hook?a=1"
     assert given["receiver_secret"](secret, url) == receiver_secret(secret, url)
+
+
+def test_the_settings_of_status_webhooks_load() -> None:
+    [block] = blocks(section("Status webhooks"), "toml")
+    settings = Settings.load(**tomllib.loads(block))
+    channel = settings.channels[settings.status_channel]
+    assert isinstance(load("status", channel, settings), WebhookTransport)
+
+
+def test_the_page_shows_what_is_told_of_a_status() -> None:
+    [block] = blocks(section("Status webhooks"), "json")
+    shown = json.loads(block)
+    message = a_message()
+    values = {name: getattr(message, name) for name in message.__dataclass_fields__}
+    row = cast("Any", SimpleNamespace(**values, now=message.created_at))
+    told = cast("Any", body_of(row, None, tells_errors=False))
+    assert (list(told), list(told["data"])) == (list(shown), list(shown["data"]))
+    assert "recipient" not in told["data"]
+
+
+def test_the_page_names_each_status_that_is_told() -> None:
+    [named] = re.findall(r"`message\.` and the status: (.*?)\.", section("Status webhooks"))
+    assert re.findall(r"`(\w+)`", named) == [each.value for each in NOTIFIED_STATUSES]
+    assert set(Status) - set(NOTIFIED_STATUSES) == {Status.SCHEDULED, Status.SENDING}
+
+
+def test_the_page_explains_every_reason() -> None:
+    [table] = re.findall(r"\| status \| `reason` .*?\n\n", section("Status webhooks"), re.DOTALL)
+    named = re.findall(r"^\|[^|]*\| `(\w+)` \|", table, re.MULTILINE)
+    assert named == ["reason", *Reason]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
 from functools import partial
+from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -17,17 +21,66 @@ from dispatcher.store.migrate import migrate
 from tests.support.doubles import at_once
 from tests.support.examining import ERROR, OK, WARNING, examined
 from tests.support.house import House, hour_ago, house_on
-from tests.support.pooler import Pooler
-from tests.support.servers import PostgresServer, RedisServer
+from tests.support.requiring import missing
+from tests.support.servers import PostgresServer, RedisServer, Server
 
 SESSIONS, THREADS, ROUNDS = 3, 4, 4
 UNTOUCHED = ("0", "0", "0", "on", 0)
 
 
+_CONFIGURATION = """
+[databases]
+* = host={upstream} user=postgres
+[pgbouncer]
+listen_port = 6432
+unix_socket_dir = {folder}
+auth_type = any
+pool_mode = transaction
+default_pool_size = {size}
+max_client_conn = 500
+"""
+
+
+class Pooler(Server):
+    """PgBouncer with its defaults: few sessions for all clients of a database."""
+
+    def __init__(self, postgres: PostgresServer) -> None:
+        super().__init__("dispatcher-pooler-")
+        self._user = "nobody" if os.geteuid() == 0 else None
+        if self._user is not None:
+            shutil.chown(self.folder, self._user)
+        text = _CONFIGURATION.format(upstream=postgres.folder, folder=self.folder, size=SESSIONS)
+        (self.folder / "pgbouncer.ini").write_text(text)
+
+    @staticmethod
+    def program() -> str:
+        program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+        if program is None:
+            missing("pgbouncer", "PgBouncer is missing: apt-get install pgbouncer")
+        return program
+
+    def url(self, database: str) -> str:
+        return f"postgresql://postgres@/{database}?host={quote(str(self.folder))}&port=6432"
+
+    def _launch(self, log: int) -> subprocess.Popen[bytes]:
+        command = [self.program(), str(self.folder / "pgbouncer.ini")]
+        return subprocess.Popen(
+            command, user=self._user, stdout=log, stderr=log, start_new_session=True
+        )
+
+    def _answers(self) -> bool:
+        self._check_alive()
+        try:
+            psycopg.connect(self.url("postgres"), autocommit=True).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+
 @pytest.fixture(scope="module")
 def pooler(postgres: PostgresServer) -> Iterator[Pooler]:
     """Give a pooler with fewer sessions than the house has connections."""
-    with Pooler(postgres, size=SESSIONS) as server:
+    with Pooler(postgres) as server:
         yield server
 
 

@@ -9,13 +9,19 @@ import os
 import sys
 import tomllib
 import venv
-from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from importlib.metadata import (
+    PackageNotFoundError,
+    distributions,
+    packages_distributions,
+    requires,
+)
 from pathlib import Path
 from pkgutil import walk_packages
 from subprocess import CompletedProcess
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from dispatcher import MissingExtra, cli
@@ -112,6 +118,19 @@ def test_all_has_every_extra_of_users() -> None:
     [everything] = [Requirement(line) for line in EXTRAS["all"]]
     assert everything.extras | {"all", "cli", "docs", "test", "dev"} == set(EXTRAS)
     assert _installed_with("cli") <= _installed_with("all")
+
+
+def test_each_pinned_version_takes_the_oldest_python_that_is_promised() -> None:
+    oldest = PROJECT["requires-python"].removeprefix(">=") + ".0"
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    too_new = {
+        f"{each.name} {each.version}": each.metadata["Requires-Python"]
+        for each in distributions()
+        if "Requires-Python" in each.metadata
+        and f"{each.name.lower().replace('_', '-')}=={each.version}" in pins
+        and oldest not in SpecifierSet(each.metadata["Requires-Python"])
+    }
+    assert not too_new
 
 
 @pytest.mark.parametrize(

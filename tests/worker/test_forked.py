@@ -1,4 +1,4 @@
-"""A worker's process may be forked while another thread of its parent builds parts."""
+"""Parts are built once, whichever thread asks, also where a worker is forked meanwhile."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from dispatcher import Settings
-from dispatcher.app import App
+from dispatcher.app import App, built_once
 from dispatcher.celery import tasks
 from dispatcher.celery.tasks import here
-from tests.support.waiting import DEADLINE
+from tests.support.waiting import DEADLINE, wait_until
 
 SETTINGS = Settings.load(channels={"sms": {"transport": "memory"}})
 
@@ -48,3 +48,32 @@ def test_a_child_forked_while_its_parent_builds_waits_for_nobody(
     thread.join(DEADLINE)
     assert exit_code == 0, "it waits for a lock that a thread of its parent held"
     assert not thread.is_alive()
+
+
+def test_two_threads_do_not_build_a_part_twice() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    built: list[object] = []
+
+    class SlowApp(App):
+        @built_once
+        def slow(self) -> object:
+            built.append(object())
+            begun.set()
+            go_on.wait(DEADLINE)
+            return built[-1]
+
+    shared, asking, answers = SlowApp(SETTINGS), [], []
+
+    def ask() -> None:
+        asking.append(True)
+        answers.append(shared.slow)
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    threads[0].start()
+    assert begun.wait(DEADLINE)
+    threads[1].start()
+    wait_until(lambda: len(asking) == 2)
+    go_on.set()
+    for each in threads:
+        each.join(DEADLINE)
+    assert answers == built * 2
