@@ -34,7 +34,7 @@ from dispatcher.errors import DispatcherError
 from dispatcher.problems import MEDIA_TYPE, headers_of
 from dispatcher.telemetry.journal import digest_with
 from dispatcher.web import calls, models, problems
-from dispatcher.web.access import RATE, Admission, Auth, Caller, Right
+from dispatcher.web.access import RATE, Admission, Auth, Right
 from dispatcher.web.bounds import Streams, Threads
 from dispatcher.web.context import KEY_HEADER, Context, problem_for
 from dispatcher.web.problems import THE_CALL, Refused, bounded, check_is_utf8, invalid
@@ -353,7 +353,10 @@ class CallMiddleware:
                 more = {"Cache-Control": "no-store", **state.get("headers", {})}
                 named = [(name.lower().encode(), value.encode()) for name, value in more.items()]
                 message["headers"] = [*message.get("headers", ()), *named]
-                state["status"] = message["status"]
+                method, route, caller = scope["method"], scope.get("route"), state.get("caller")
+                if method != "GET" and caller is not None and route is not None:
+                    path, status = route.path_format, message["status"]
+                    log.info("%s %s by %s: %d", method, path, caller.name, status)
             await send(message)
 
         request = Request(scope)
@@ -365,15 +368,7 @@ class CallMiddleware:
                 answer = await _failed(request, error)
                 await answer(scope, receive, send_more)
                 return
-        try:
-            await self._app(scope, receive, send_more)
-        finally:
-            # After the answer was sent, so that the caller does not wait for the log.
-            caller: Caller | None = state.get("caller")
-            method, route = scope["method"], scope.get("route")
-            if method != "GET" and caller and route is not None and "status" in state:
-                path = route.path_format
-                log.info("%s %s by %s: %d", method, path, caller.name, state["status"])
+        await self._app(scope, receive, send_more)
 
 
 async def _failed(request: Request, error: Any) -> Response:
