@@ -14,7 +14,7 @@ from django.core.checks import CheckMessage, Error, register
 from django.core.checks import Warning as Warned
 
 from dispatcher.app import App
-from dispatcher.django import configuration
+from dispatcher.django import project
 from dispatcher.errors import InvalidSettings
 from dispatcher.operations.checks import Level
 from dispatcher.settings import Settings
@@ -35,7 +35,7 @@ class DispatcherConfig(AppConfig):
 
     def ready(self) -> None:
         try:
-            settings = configuration.load()
+            settings = project.load_settings()
         except InvalidSettings:
             return  # a check says so
         schema = settings.table_schema
@@ -52,12 +52,12 @@ def check_settings(**_: Any) -> Sequence[CheckMessage]:
     A database in memory is left to the first submit: most tests of a project submit nothing.
     """
     try:
-        if configuration.is_in_memory_here():
-            settings = configuration.without_djangos_database()
+        if project.is_in_memory_here():
+            settings = project.without_djangos_database()
         else:
-            settings = configuration.load()
+            settings = project.load_settings()
         engine_of(settings.database_url)
-        configuration.email_channel()
+        project.email_channel()
     except InvalidSettings as error:
         return [Error(str(error), id="dispatcher.settings")]
     return [*_wrong_channels(settings), *_wrong_templates(settings)]
@@ -94,7 +94,7 @@ def _wrong_templates(settings: Settings) -> Iterator[CheckMessage]:
 def check_servers(**_: Any) -> Sequence[CheckMessage]:
     """Ask every server, and return the errors and warnings of ``dispatcher doctor``."""
     try:
-        with closing(App(configuration.load())) as app:
+        with closing(App(project.load_settings())) as app:
             findings = app.doctor().examine().findings
     except InvalidSettings:
         return []  # the other check, or the first submit, says so

@@ -15,13 +15,12 @@ from datetime import timedelta
 from typing import Any
 
 from django.conf import global_settings
-from django.conf import settings as project
+from django.conf import settings as django_settings
 from django.core.mail import EmailMessage
 from django.core.mail.backends.base import BaseEmailBackend
 from django.db import transaction
 
-from dispatcher.django import configuration
-from dispatcher.django.project import dispatcher
+from dispatcher.django.project import database_alias, dispatcher, email_channel, senders
 from dispatcher.errors import BatchRefused, DispatcherError, InvalidDraft, kind_of, quoted
 from dispatcher.message import Draft, Rejection
 from dispatcher.transports.mail import read_mailbox, read_sender, read_senders
@@ -85,7 +84,7 @@ class EmailBackend(BaseEmailBackend):
         texts = (str(text) for text in (*email.to, *email.cc, *email.bcc) if text)
         # Without display names: quotas count the address.
         recipients = dict.fromkeys(read_mailbox("recipient", text).addr_spec for text in texts)
-        channel = self._channel or configuration.email_channel()
+        channel = self._channel or email_channel()
         options: dict[str, Any] = {
             "channel": channel,
             "body": body_of(email, channel=channel),
@@ -103,7 +102,7 @@ class EmailBackend(BaseEmailBackend):
             if errors:
                 raise next((e for e in errors if not isinstance(e, BatchRefused)), errors[0])
             return True
-        alias = configuration.database_alias()
+        alias = database_alias()
         with transaction.atomic(using=alias) if has_many else nullcontext():
             for recipient in recipients:
                 dispatcher.submit(recipient=recipient, **options)
@@ -187,10 +186,10 @@ def _sender(text: object, channel: str) -> str | None:
     """
     known = dispatcher.settings.channels.get(channel)
     options = {} if known is None else known.options
-    own = str(options.get("from", project.DEFAULT_FROM_EMAIL))
+    own = str(options.get("from", django_settings.DEFAULT_FROM_EMAIL))
     if str(text) in (own, global_settings.DEFAULT_FROM_EMAIL, global_settings.SERVER_EMAIL):
         return None
-    allowed = read_senders([own, *options.get("senders", configuration.senders())])
+    allowed = read_senders([own, *options.get("senders", senders())])
     if read_sender(str(text), "from_email").addr_spec.lower() not in allowed:
         others = (
             "its options.senders" if "senders" in options else "DEFAULT_FROM_EMAIL, SERVER_EMAIL"

@@ -15,7 +15,7 @@ from uuid import UUID
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from dispatcher.django import configuration
+from dispatcher.django import project
 from dispatcher.message import MAX_CAMPAIGN, MAX_RECIPIENT, MAX_URL, Outcome, Status
 from dispatcher.store.schema import VOID
 from dispatcher.times.clock import to_length_ms
@@ -89,7 +89,7 @@ class StoredJSONField(models.JSONField):
 
 class _Stored(models.Manager[Any]):
     def get_queryset(self) -> models.QuerySet[Any]:
-        return super().get_queryset().using(configuration.database_alias() or self._db)
+        return super().get_queryset().using(project.database_alias() or self._db)
 
 
 class _Messages(_Stored):

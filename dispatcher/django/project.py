@@ -1,25 +1,42 @@
-"""The dispatcher of a Django project, which is built when a process first uses it."""
+"""The dispatcher of a Django project: its settings, and the transactions that it joins.
+
+The settings are ``DISPATCHER = {…}``. The dispatcher is built when a process first uses it.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import RLock
 from typing import Any, NamedTuple, cast
 from weakref import finalize, ref
 
+from django.conf import settings as django_settings
 from django.core.signals import setting_changed
-from django.db import connections
+from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from sqlalchemy import Connection, Engine, NullPool, create_engine
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine
 
 from dispatcher.client import Dispatcher, app_of
-from dispatcher.django import configuration
-from dispatcher.errors import InvalidDraft
+from dispatcher.errors import InvalidDraft, InvalidSettings, kind_of, quoted
 from dispatcher.message import Draft, Message, dump_json
+from dispatcher.settings import Settings
+from dispatcher.transports.mail import read_sender
 
+NAME = "DISPATCHER"
+_DATABASE, _EMAIL_CHANNEL = "database", "email_channel"
+_OWN = "another database_url in DISPATCHER"
+_OF_DJANGO = {
+    "sqlite": {"timeout", "init_command", "transaction_mode", "check_same_thread"},
+    "postgresql": {
+        "pool", "isolation_level", "server_side_binding", "prepare_threshold", "cursor_factory",
+        "client_encoding",
+    },
+    "mysql": {"charset", "init_command", "sql_mode", "isolation_level", "conv", "use_unicode"},
+}  # fmt: skip
+"""Options that concern Django's own connections: the dispatcher has values of its own."""
 _DRIVERS = {
     "sqlite3.dbapi2": "sqlite",
     "psycopg": "postgresql+psycopg",
@@ -30,6 +47,132 @@ _FIELD = "transaction.atomic"
 _OF_CLIENT = frozenset(
     {"settings", "_app", "_threads", "_state_lock", "_is_closed", "_turns", "_joined", "_lent"}
 )
+
+
+def load_settings() -> Settings:
+    """Return the settings: ``DISPATCHER``, then environment, then file. Raises InvalidSettings.
+
+    Where none of these has a ``database_url`` it is that of Django's database.
+    """
+    alias = database_alias()
+    if alias is None or "database_url" in without_djangos_database().model_fields_set:
+        return _for_emails(Settings.load(**_of_dispatcher()))
+    url = database_url(connections[alias])
+    return _for_emails(Settings.load(**_of_dispatcher(), database_url=url))
+
+
+def without_djangos_database() -> Settings:
+    """Return the settings without Django's database, and without a schema."""
+    return _for_emails(Settings.load(**_of_dispatcher() | {"table_schema": ""}))
+
+
+def senders() -> list[str]:
+    """Return the addresses among the senders that Django's settings name."""
+    named = []
+    for text in (django_settings.DEFAULT_FROM_EMAIL, django_settings.SERVER_EMAIL):
+        with suppress(InvalidDraft):
+            read_sender(text)
+            named.append(str(text))
+    return named
+
+
+def _for_emails(settings: Settings) -> Settings:
+    """Let channels carry e-mails of Django's as Django would.
+
+    Bodies by SMTP may name Django's senders, unless the channel says which; and the channel of the
+    e-mails takes them without quotas, unless it has some.
+    """
+    channels = dict(settings.channels)
+    for name, channel in channels.items():
+        if channel.transport == "smtp":
+            options = {"senders": senders()} | channel.options
+            channels[name] = channel.model_copy(update={"options": options})
+    emails = channels.get(email_channel())
+    has_quotas = emails is not None and bool(emails.quotas or emails.recipient_quotas)
+    if emails is not None and emails.without_quotas == "never" and not has_quotas:
+        channels[email_channel()] = emails.model_copy(update={"without_quotas": "allowed"})
+    return settings.model_copy(update={"channels": channels})
+
+
+def is_in_memory_here() -> bool:
+    """Whether Django's database is in memory, as in a test run. Raises InvalidSettings."""
+    alias = database_alias()
+    return alias is not None and is_in_memory(connections[alias])
+
+
+def database_alias() -> str | None:
+    """Return which of ``DATABASES`` has the tables; None if none has. Raises InvalidSettings."""
+    alias: str | None = _given().get(_DATABASE, DEFAULT_DB_ALIAS)
+    if alias is not None and alias not in connections.settings:
+        raise InvalidSettings(
+            f"{NAME}.{_DATABASE}", f"there is no {quoted(alias)} in DATABASES",
+            f"one of {', '.join(connections.settings)}, or None",
+        )  # fmt: skip
+    return alias
+
+
+def email_channel() -> str:
+    """Return the channel of :class:`~dispatcher.django.EmailBackend`. Raises InvalidSettings."""
+    name = _given().get(_EMAIL_CHANNEL, "email")
+    if not isinstance(name, str):
+        raise InvalidSettings(f"{NAME}.{_EMAIL_CHANNEL}", kind_of(name), "the name of a channel")
+    return name
+
+
+def is_in_memory(connection: BaseDatabaseWrapper) -> bool:
+    """Whether it is an SQLite in memory, as in tests: only Django's own connection has it."""
+    name = str(connection.settings_dict["NAME"])
+    return connection.vendor == "sqlite" and (":memory:" in name or "mode=memory" in name)
+
+
+def database_url(connection: BaseDatabaseWrapper) -> str:
+    """Return the ``database_url`` of a database of Django's. Raises InvalidSettings."""
+    entry, kind = connection.settings_dict, connection.vendor
+    where = f"DATABASES.{connection.alias}"
+    if kind not in _OF_DJANGO:
+        accepted = f"SQLite, PostgreSQL, MariaDB, or {_OWN}"
+        raise InvalidSettings(f"{where}.ENGINE", f"is {kind}", accepted)
+    name = str(entry["NAME"])
+    if kind == "sqlite" and (is_in_memory(connection) or name.startswith("file:")):
+        accepted = f'the path of a file (for tests TEST = {{"NAME": …}}), or {_OWN}'
+        raise InvalidSettings(f"{where}.NAME", "is no path of a file", accepted)
+    query = _query(where, kind, entry.get("OPTIONS") or {})
+    host = str(entry.get("HOST") or "")
+    if host.startswith("/"):
+        query["host" if kind == "postgresql" else "unix_socket"] = host
+        host = ""
+    url = URL.create(
+        kind,
+        username=entry.get("USER") or None,
+        password=entry.get("PASSWORD") or None,
+        host=host or None,
+        port=int(entry["PORT"]) if entry.get("PORT") else None,
+        database=name,
+        query=query,
+    )
+    return url.render_as_string(hide_password=False)
+
+
+def _query(where: str, kind: str, options: Mapping[str, Any]) -> dict[str, str]:
+    query = {name: value for name, value in options.items() if name not in _OF_DJANGO[kind]}
+    for name, value in query.items():
+        is_plain = isinstance(value, str | int) and not isinstance(value, bool)
+        if name == "assume_role" or not is_plain:
+            field, accepted = f"{where}.OPTIONS.{name}", f"no such option, or {_OWN}"
+            raise InvalidSettings(field, "cannot be written into a URL", accepted)
+    return {name: str(value) for name, value in query.items()}
+
+
+def _of_dispatcher() -> dict[str, Any]:
+    ours = (_DATABASE, _EMAIL_CHANNEL)
+    return {name: value for name, value in _given().items() if name not in ours}
+
+
+def _given() -> Mapping[str, Any]:
+    settings = getattr(django_settings, NAME, {})
+    if not isinstance(settings, Mapping):
+        raise InvalidSettings(NAME, kind_of(settings), "a dict of settings by their names")
+    return settings
 
 
 class _Built(NamedTuple):
@@ -59,9 +202,9 @@ class ProjectDispatcher(Dispatcher):
             raise AttributeError(
                 f"{type(self).__name__!r} has no attribute {name!r}", name=name, obj=self
             )
-        if name == "settings" and configuration.is_in_memory_here():
+        if name == "settings" and is_in_memory_here():
             # A test run on SQLite in memory: MemoryDispatcher needs the settings and no database.
-            return configuration.without_djangos_database()
+            return without_djangos_database()
         return getattr(self._present().client, name)
 
     def _present(self) -> _Built:
@@ -69,7 +212,7 @@ class ProjectDispatcher(Dispatcher):
 
         It locks only to build: close() waits, with the lock, for awaited calls that come by here.
         """
-        alias = configuration.database_alias()
+        alias = database_alias()
         database = None if alias is None else dict(connections.settings[alias])
         built = self._built
         if built is not None and built.database == database:
@@ -77,7 +220,7 @@ class ProjectDispatcher(Dispatcher):
         with self._building:
             built = self._built
             if built is None or built.database != database:
-                client = Dispatcher(configuration.load())
+                client = Dispatcher(load_settings())
                 if built is not None:
                     # Not client.close(): it waits for awaited calls, of which this may be one.
                     app_of(built.client).close()
@@ -124,7 +267,7 @@ os.register_at_fork(after_in_child=dispatcher.forget)
 
 
 def _settings_changed(*, setting: str, **_: object) -> None:
-    if setting in (configuration.NAME, "DATABASES"):
+    if setting in (NAME, "DATABASES"):
         dispatcher.close()
 
 

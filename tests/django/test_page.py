@@ -13,9 +13,9 @@ from django.db import transaction
 from django.test import Client, override_settings
 
 from dispatcher.celery.configuration import settings_of
-from dispatcher.django import configuration
 from dispatcher.django.admin import ACTIONS
 from dispatcher.django.models import Message, Suppression
+from dispatcher.django.project import load_settings
 from tests.django.conftest import Project
 from tests.support.django_project import shop
 
@@ -36,7 +36,7 @@ def test_the_settings_of_the_page_load(project: Project) -> None:
     names = ran("# settings.py", INSTALLED_APPS=[])
     assert names["INSTALLED_APPS"] == ["dispatcher.django"]
     with override_settings(DISPATCHER=names["DISPATCHER"]):
-        found = configuration.load()
+        found = load_settings()
         assert found.channels["email"].transport == "smtp"
         assert found.database_url == project.house.settings.database_url
 

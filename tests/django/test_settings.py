@@ -18,7 +18,8 @@ from django.db import transaction
 from django.test import override_settings
 
 from dispatcher import InvalidDraft, InvalidSettings, Message, QuotaExceeded
-from dispatcher.django import configuration, dispatcher
+from dispatcher.django import dispatcher
+from dispatcher.django.project import load_settings
 from dispatcher.testing import MemoryDispatcher
 from tests.django.conftest import Project
 from tests.django.test_atomic import submit
@@ -33,7 +34,7 @@ IN_MEMORY = {
 
 def loaded(**given: Any) -> Any:
     with override_settings(DISPATCHER=given):
-        return configuration.load()
+        return load_settings()
 
 
 def url_of(**given: Any) -> str:

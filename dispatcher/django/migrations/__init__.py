@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 
-from dispatcher.django import configuration
+from dispatcher.django import project
 from dispatcher.store.database import Database
 from dispatcher.store.migrate import migrate
 
@@ -17,10 +17,10 @@ def migrate_store(_apps: object, editor: BaseDatabaseSchemaEditor) -> None:
     nothing on other databases and on an SQLite in memory. Raises StoreUnavailable, InvalidSettings.
     """
     connection = editor.connection
-    alias = configuration.database_alias()
-    if alias is not None and (connection.alias != alias or configuration.is_in_memory(connection)):
+    alias = project.database_alias()
+    if alias is not None and (connection.alias != alias or project.is_in_memory(connection)):
         return
-    database = Database.of(configuration.load())
+    database = Database.of(project.load_settings())
     try:
         migrate(database)
     finally:

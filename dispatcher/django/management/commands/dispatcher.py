@@ -11,7 +11,7 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from dispatcher import cli
-from dispatcher.django import configuration
+from dispatcher.django import project
 
 
 class Command(BaseCommand):
@@ -28,7 +28,7 @@ class Command(BaseCommand):
 
     def handle(self, *_: Any, words: Sequence[str], **__: Any) -> None:
         """Run a command. Raises SystemExit with its exit code."""
-        os.environ.update(configuration.load().environment())
+        os.environ.update(project.load_settings().environment())
         typed, sys.argv = sys.argv, ["dispatcher", *words]
         try:
             cli.main()
