@@ -24,7 +24,7 @@ from dispatcher.settings import Settings
 from dispatcher.times.send_time import as_text
 
 _MOST_SHOWN = 100
-_STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "red", Level.SKIPPED: "dim"}
+_STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "red"}
 
 
 @command("dispatcher doctor --strict", "dispatcher doctor --app shop.celery:app --json")
@@ -76,16 +76,12 @@ def _findings(examination: Examination) -> RenderableType:
         text = Text(visible_text(finding.found))
         if finding.remedy:
             text.append("\nremedy: ", style="bold").append(visible_text(finding.remedy))
-        rows.append((_styled(finding.level), finding.check, text))
+        rows.append((Text(finding.level, style=_STYLES[finding.level]), finding.check, text))
     for reason, checks in skipped.items():
         text = Text(f"{visible_text(reason)}\n{', '.join(checks)}")
-        rows.append((_styled(Level.SKIPPED), f"{len(checks)} checks", text))
+        rows.append((Text(Level.SKIPPED, style="dim"), f"{len(checks)} checks", text))
     counts = (f"{many} {level.value}" for level, many in examination.counts.items() if many)
     return Group(output.listed(("", "", ""), rows, wraps=True), ", ".join(counts))
-
-
-def _styled(level: Level) -> Text:
-    return Text(level.value, style=_STYLES[level])
 
 
 @command_group

@@ -8,6 +8,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, TextIO
@@ -97,8 +98,8 @@ def import_(
         refused = opened.enter_context(RefusedRows(to)) if to is not None else None
         longest = dispatcher.settings.body_max_bytes
         rows = read(source, written, channel=channel, campaign=campaign, longest=longest)
-        job = ImportJob(dispatcher, rows, refused, on_conflict=on_conflict, lines=source.total)
-        failed = job.run(plan=plan, atomic=atomic)
+        job = ImportJob(dispatcher, rows, refused, on_conflict, source.total, plan, atomic)
+        failed = job.run()
         if refused is not None and not failed:
             refused.finish()
     data = job.data()
@@ -127,6 +128,7 @@ def _report(job: ImportJob, data: Mapping[str, Any]) -> RenderableType:
     return Group(*lines, *table, *(Text(line, overflow="fold") for line in after))
 
 
+@dataclass
 class ImportJob:
     """Submits or plans the rows of a file.
 
@@ -134,58 +136,49 @@ class ImportJob:
     the refused rows, 0 without any.
     """
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        rows: Iterator[DraftRow | BadRow],
-        refused: RefusedRows | None,
-        *,
-        on_conflict: OnConflict | None,
-        lines: int | None,
-    ) -> None:
-        self.planned: Plan | None = None
-        self.reasons: Counter[str] = Counter()
-        self.exit_code = 0
-        self._dispatcher = dispatcher
-        self._rows = rows
-        self._refused = refused
-        self._on_conflict = on_conflict
-        self._bar = bar()
-        self._task = self._bar.add_task("", total=lines)
-        self._counted = Progress(0, 0, None)
-        self._rejections: list[dict[str, Any]] = []
-        self._read = 0
-        self._answered = 0
-        self._bad = 0
-        self._keyless = 0
-        self._is_plan = False
+    dispatcher: Dispatcher
+    rows: Iterator[DraftRow | BadRow]
+    refused: RefusedRows | None
+    on_conflict: OnConflict | None
+    lines: int | None
+    is_plan: bool
+    atomic: bool
+    planned: Plan | None = field(default=None, init=False)
+    reasons: Counter[str] = field(default_factory=Counter, init=False)
+    exit_code: int = field(default=0, init=False)
+    _counted: Progress = field(default=Progress(0, 0, None), init=False)
+    _rejections: list[dict[str, Any]] = field(default_factory=list, init=False)
+    _read: int = field(default=0, init=False)
+    _answered: int = field(default=0, init=False)
+    _bad: int = field(default=0, init=False)
+    _keyless: int = field(default=0, init=False)
 
-    def run(self, *, plan: bool, atomic: bool) -> int:
-        self._is_plan = plan
+    def run(self) -> int:
         try:
-            with terminated_like_interrupted(), self._bar:
-                if plan:
+            with terminated_like_interrupted(), bar() as self._bar:
+                self._task = self._bar.add_task("", total=self.lines)
+                if self.is_plan:
                     self._plan()
                 else:
-                    self._submit(atomic=atomic)
+                    self._submit()
         except (Unavailable, InvalidValue, KeyboardInterrupt) as error:
             if isinstance(error, InvalidValue) and not self._answered:
                 raise
-            return say_stopped(error, self._how_to_go_on(atomic=atomic))
+            return say_stopped(error, self._how_to_go_on())
         except OSError as error:
-            say_error(f"a file failed: {error.strerror}. {self._how_to_go_on(atomic=atomic)}")
+            say_error(f"a file failed: {error.strerror}. {self._how_to_go_on()}")
             return 1
         return 0
 
-    def _submit(self, *, atomic: bool) -> None:
+    def _submit(self) -> None:
         drafts: Iterable[DraftRow] = self._drafts()
         whole: list[DraftRow] = []
-        if atomic:
+        if self.atomic:
             drafts = whole = list(drafts)
             if self._bad:
                 text = "nothing was accepted, because there are bad rows"
                 for row in whole:
-                    self._refuse(row.line, row.row, BatchRefused(0), text)
+                    self._refuse(row, BatchRefused(0), text)
                 self._counted = Progress(0, len(whole), None)
                 return
         waiting: deque[DraftRow] = deque()
@@ -195,8 +188,8 @@ class ImportJob:
                 waiting.append(row)
                 yield row
 
-        for result in self._dispatcher.submit_many(
-            noted(), on_conflict=self._on_conflict, atomic=atomic, progress=self._show
+        for result in self.dispatcher.submit_many(
+            noted(), on_conflict=self.on_conflict, atomic=self.atomic, progress=self._show
         ):
             row = waiting.popleft()
             self._answered = row.line
@@ -205,20 +198,20 @@ class ImportJob:
                 if isinstance(error, BatchRefused):
                     line = whole[error.number].line
                     text = f"nothing was accepted, because line {line} was refused"
-                self._refuse(row.line, row.row, error, text)
+                self._refuse(row, error, text)
             elif row.idempotency_key is None:
                 self._keyless += 1
 
     def _plan(self) -> None:
-        self.planned = self._dispatcher.plan(
-            self._drafts(), on_conflict=self._on_conflict, progress=self._show
+        self.planned = self.dispatcher.plan(
+            self._drafts(), on_conflict=self.on_conflict, progress=self._show
         )
         for rejection in self.planned.rejections:
             if isinstance(rejection.draft, DraftRow):
-                self._refuse(rejection.draft.line, rejection.draft.row, rejection.error)
+                self._refuse(rejection.draft, rejection.error)
 
-    def _how_to_go_on(self, *, atomic: bool) -> str:
-        if atomic:
+    def _how_to_go_on(self) -> str:
+        if self.atomic:
             return "All rows were accepted, or none: check `dispatcher list` before a second run."
         text = (
             f"The rows up to line {self._answered} were answered, of the rows up to line "
@@ -230,7 +223,7 @@ class ImportJob:
         return f"{text}."
 
     def data(self) -> dict[str, Any]:
-        counted, refused = self._counted, self._refused
+        counted, refused = self._counted, self.refused
         data: dict[str, Any] = {
             "accepted": counted.accepted,
             "known": counted.known,
@@ -246,26 +239,26 @@ class ImportJob:
         return data
 
     def _drafts(self) -> Iterator[DraftRow]:
-        for row in self._rows:
+        for row in self.rows:
             self._read = row.line
             if isinstance(row, BadRow):
                 self._bad += 1
-                self._refuse(row.line, row.row, row.error)
+                self._refuse(row, row.error)
             else:
                 yield row
 
-    def _refuse(self, line: int, row: Any, error: DispatcherError, text: str = "") -> None:
+    def _refuse(self, row: DraftRow | BadRow, error: DispatcherError, text: str = "") -> None:
         if self.exit_code != _BAD:
             of_slot = isinstance(error, SlotRefused | BatchRefused)
             self.exit_code = _SLOT_REFUSED if of_slot else _BAD
         reason = reason_of(error)
         self.reasons[reason] += 1
-        refused = {"line": line, "error": text or str(error), "reason": reason}
+        refused = {"line": row.line, "error": text or str(error), "reason": reason}
         if isinstance(error, SlotRefused):
             refused["next_slot"] = output.plain(error.next_slot)
-        if self._refused is not None:
-            self._refused.write(refused | {"row": row})
-        if self._is_plan:
+        if self.refused is not None:
+            self.refused.write(refused | {"row": row.row})
+        if self.is_plan:
             self._rejections.append(refused)
 
     def _show(self, counted: Progress) -> None:

@@ -24,7 +24,7 @@ from dispatcher.message import Status
 from dispatcher.operations.overview import By, LoadToCome, Overview, Tops
 from dispatcher.quota import parse_length
 from dispatcher.reservation.refusals import Refusals
-from dispatcher.reservation.timeline import Fill, QuotaTimeline, Span, Timeline, WindowTimeline
+from dispatcher.reservation.timeline import Fill, QuotaTimeline, Span, Timeline
 from dispatcher.selection import read_scopes
 from dispatcher.store.listing import Of
 from dispatcher.telemetry.liveness import Sign
@@ -466,7 +466,7 @@ def timeline_picture(timeline: Timeline) -> RenderableType:
     rows = [
         (
             f"{_local(step.begins_at, timeline):%a %d %b %H:%M}",
-            _booked_in(windows[0], step) or "",
+            sum(step.begins_at <= booking.at < step.ends_at for booking in windows[0].booked) or "",
             *(_cell(quota, step) for _, quota in quotas),
             "quiet hours" if _overlapping(timeline.quiet, step) else "",
         )
@@ -505,10 +505,6 @@ def _cell(quota: QuotaTimeline, step: Span) -> Text:
     )
     mark = "x" if covers else "-" if blocked else ""
     return Text(f"{booked}/{quota.quota.count}{mark}", style="red" if mark else "")
-
-
-def _booked_in(window: WindowTimeline, step: Span) -> int:
-    return sum(step.begins_at <= booking.at < step.ends_at for booking in window.booked)
 
 
 def _is_empty(timeline: Timeline, step: Span) -> bool:

@@ -135,7 +135,11 @@ class TestApp(App):
         database = super().database
         backend = database.backend
         if backend.file is not None:
-            event.listen(database.engine, "connect", _unsynchronised)
+            event.listen(
+                database.engine,
+                "connect",
+                lambda connection, _: connection.execute("PRAGMA synchronous=OFF"),
+            )
         # Every statement goes through SQLAlchemy, which puts the present of the test into it.
         vars(backend)["direct_insert"] = partial(StoreEngine.direct_insert, backend)
         return database
@@ -192,10 +196,6 @@ class TestApp(App):
         tables, row = self.database.tables, self.database.tables.messages.c
         waiting = (tables.is_live, row.status == Status.SCHEDULED.value, ~self.paused)
         return select(func.min(row.enqueue_at)).where(*waiting)
-
-
-def _unsynchronised(connection: Any, _record: object) -> None:
-    connection.execute("PRAGMA synchronous=OFF")
 
 
 class Servers(NamedTuple):

@@ -54,10 +54,6 @@ class Sent(NamedTuple):
 class _FailedTest(BaseException):
     """An assertion failed inside a send. Deliveries take only an Exception for a failed attempt."""
 
-    def __init__(self, error: AssertionError) -> None:
-        super().__init__(error)
-        self.error = error
-
 
 class Outbox(list[Sent]):
     """What was sent, on all channels, in order.
@@ -184,7 +180,7 @@ class Travel:
                 except BaseException as raised:
                     self._is_broken_off = True  # its messages are to be rescued
                     if isinstance(raised, _FailedTest):
-                        raise raised.error from None
+                        raise raised.args[0] from None
                     raise
             if not app.is_settled or app.notifications is not None:
                 self._sweep()
