@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from contextlib import closing, nullcontext
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Group, RenderableType
@@ -19,12 +19,20 @@ from dispatcher.cli.app import bar, command, command_group, confirm, say_error
 from dispatcher.client import Dispatcher
 from dispatcher.message import visible_text
 from dispatcher.operations.checks import Examination, Level
-from dispatcher.operations.verification import Fault, Verified
+from dispatcher.operations.verification import Difference, Fault, Verified
 from dispatcher.settings import Settings
 from dispatcher.times.send_time import as_text
 
 _MOST_SHOWN = 100
 _STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "red"}
+
+output.shapes |= {
+    Examination: output.attributes("level", "counts", "findings"),
+    Verified: output.attributes(
+        "equal", "messages", "reservations", "counts", "closed_shards=closed", "differences"
+    ),
+    Difference: output.attributes("fault", "scope", "id=message_id", "send_at", "booked_at"),
+}
 
 
 @command("dispatcher doctor --strict", "dispatcher doctor --app shop.celery:app --json")
@@ -44,12 +52,7 @@ def doctor(
     settings = settings_of(theirs) if theirs else Settings.load()
     with closing(App(settings)) as ours:
         examination = ours.doctor(theirs).examine()
-    data = {
-        "level": examination.level,
-        "counts": examination.counts,
-        "findings": examination.findings,
-    }
-    output.tell(data, _findings(examination))
+    output.tell(examination, _findings(examination))
     if examination.level is Level.ERROR or (strict and examination.level is Level.WARNING):
         raise typer.Exit(1)
 
@@ -95,7 +98,7 @@ def verify() -> None:
     shown = nullcontext() if output.as_json else output.out.status("comparing …")
     with Dispatcher() as dispatcher, shown:
         verified = dispatcher.verify_windows()
-    output.tell(_data(verified), _differences(verified))
+    output.tell(verified, _differences(verified))
     if not verified.equal:
         raise typer.Exit(1)
 
@@ -128,26 +131,6 @@ def rebuild(
     output.tell({"wanted": wanted, "rebuilt": done}, text)
     if len(done) < wanted:
         raise typer.Exit(1)
-
-
-def _data(verified: Verified) -> dict[str, Any]:
-    return {
-        "equal": verified.equal,
-        "messages": verified.messages,
-        "reservations": verified.reservations,
-        "counts": verified.counts,
-        "closed_shards": verified.closed,
-        "differences": [
-            {
-                "fault": difference.fault,
-                "scope": difference.scope,
-                "id": difference.message_id,
-                "send_at": difference.send_at,
-                "booked_at": difference.booked_at,
-            }
-            for difference in verified.differences
-        ],
-    }
 
 
 def _differences(verified: Verified) -> RenderableType:

@@ -171,7 +171,7 @@ def show(message_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
     with Dispatcher() as dispatcher:
         found = dispatcher.story(message_id)
     if output.as_json:
-        output.write_json(_story_data(found))
+        output.write_json(found)
     else:
         _show(found)
 
@@ -244,17 +244,20 @@ def _bold(text: str) -> Text:
 
 def _story_data(story: Story) -> dict[str, Any]:
     what, at = coming(story)
-    attempts = [output.plain(attempt) for attempt in story.attempts]
-    for attempt in attempts:
-        del attempt["message_id"]
     return output.message_data(story.message) | {
-        "attempts": attempts,
+        "attempts": story.attempts,
         "reservations": story.reservations,
         "next": {"what": what, "at": at},
         "pauses": story.pauses,
         "status_host": story.status_host,
         "notified_status": story.notified_status,
     }
+
+
+output.shapes |= {
+    Story: _story_data,
+    Attempt: output.attributes("token", "started_at", "finished_at", "outcome", "error", "receipt"),
+}
 
 
 def _events(story: Story) -> Iterator[_Event]:

@@ -56,6 +56,9 @@ out = Terminal(markup=False, highlight=False, width=None if _is_known else _PIPE
 as_json = False
 """Whether the running command prints JSON."""
 
+shapes: dict[type, Callable[[Any], object]] = {}
+"""How values of a type are written as JSON, where that is not by their fields."""
+
 has_written = False
 """Whether this run of a command has written JSON."""
 
@@ -103,7 +106,7 @@ def plain(value: object) -> Any:
     """Return a value as JSON values.
 
     Instants are in UTC, to the millisecond; lengths are seconds; dataclasses and named tuples are
-    objects of their fields.
+    objects of their fields, or have the shape of their type.
     """
     if value is None or type(value) in _JSON:  # most values, and the quickest to tell
         return value
@@ -111,8 +114,8 @@ def plain(value: object) -> Any:
         return as_text(value)
     if isinstance(value, timedelta):
         return value.total_seconds()
-    if isinstance(value, Message):
-        value = message_data(value)
+    if type(value) in shapes:
+        value = shapes[type(value)](value)
     elif is_dataclass(value):
         value = {field.name: getattr(value, field.name) for field in fields(value)}
     elif isinstance(value, tuple) and hasattr(value, "_asdict"):
@@ -127,6 +130,16 @@ def plain(value: object) -> Any:
 def message_data(message: Message) -> dict[str, Any]:
     data = {field.name: plain(getattr(message, field.name)) for field in fields(message)}
     return {"id": data["id"], "status": data["status"]} | data | {"scopes": data["scopes"] or None}
+
+
+shapes[Message] = message_data
+
+
+def attributes(*names: str) -> Callable[[object], dict[str, Any]]:
+    """Return the shape of attributes by their names; ``id=message_id`` has another name."""
+    parts = (name.partition("=") for name in names)
+    pairs = [(name, attribute or name) for name, _, attribute in parts]
+    return lambda value: {name: getattr(value, attribute) for name, attribute in pairs}
 
 
 def error_data(error: DispatcherError) -> dict[str, Any]:

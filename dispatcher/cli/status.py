@@ -22,11 +22,18 @@ from dispatcher.errors import InvalidDraft, InvalidValue, Unavailable
 from dispatcher.limiters.permits import ChannelFill
 from dispatcher.message import Status
 from dispatcher.operations.overview import By, LoadToCome, Overview, Tops
-from dispatcher.quota import parse_length
+from dispatcher.quota import CalendarQuota, Quota, parse_length
 from dispatcher.reservation.refusals import Refusals
-from dispatcher.reservation.timeline import Fill, QuotaTimeline, Span, Timeline
+from dispatcher.reservation.timeline import (
+    Booked,
+    Fill,
+    QuotaTimeline,
+    Span,
+    Timeline,
+    WindowTimeline,
+)
 from dispatcher.selection import read_scopes
-from dispatcher.store.listing import Of
+from dispatcher.store.listing import Of, OverdueFigure
 from dispatcher.telemetry.liveness import Sign
 from dispatcher.times import zones
 from dispatcher.times.clock import SystemClock, length_text
@@ -74,10 +81,10 @@ def status(
         raise InvalidValue("--every", f"{interval}", f"at least {_LEAST.total_seconds()} seconds")
     with Dispatcher() as dispatcher:
 
-        def read() -> tuple[dict[str, Any], RenderableType]:
+        def read() -> tuple[object, RenderableType]:
             if campaign is None:
                 overview = dispatcher.status(since=length)
-                return overview_data(overview), overview_picture(overview)
+                return overview, overview_picture(overview)
             counts = dispatcher.counts(campaign=campaign)
             data = {"campaign": campaign, "counts": _every_status(counts)}
             return data, counts_picture(counts)
@@ -181,13 +188,13 @@ def timeline(
             length=length,
         )
         left_out = None if channel else left_out_without_channel(dispatcher.settings)
-    output.tell(timeline_data(booked), timeline_picture(booked))
+    output.tell(booked, timeline_picture(booked))
     if left_out is not None and not output.as_json:
         output.out.print(left_out, style="yellow")
 
 
 def _watch(
-    read: Callable[[], tuple[dict[str, Any], RenderableType]],
+    read: Callable[[], tuple[object, RenderableType]],
     every: timedelta,
     stopped: Event,
 ) -> None:
@@ -381,79 +388,45 @@ def rule_text(kind: str, quota: str | None) -> str:
     return f"{quota} of each {kind}" if kind else quota
 
 
-def overview_data(overview: Overview) -> dict[str, Any]:
-    counts, overdue, duties = overview.counts, overview.overdue, overview.duties
+def _overview_data(overview: Overview) -> dict[str, Any]:
+    counts, duties = overview.counts, overview.duties
     return {
         "now": overview.now,
         "since": counts.since,
         "counts": _every_status(counts.by_channel),
         "counts_complete": counts.complete,
-        "overdue": {
-            "messages": overdue.many,
-            "oldest": overdue.oldest,
-            "longest": overdue.longest,
-        },
+        "overdue": overview.overdue,
         "held": overview.held,
         "pauses": overview.pauses,
         "load": overview.load,
         "limits": overview.limits,
-        "workers": _signs_data(overview.workers),
-        "beats": _signs_data(overview.beats),
+        "workers": overview.workers,
+        "beats": overview.beats,
         "duties": None if duties is None else {duty.name: duty.age for duty in duties},
         "items_rejected": overview.items_rejected,
         "silence": overview.silence,
     }
 
 
-def _signs_data(signs: Iterable[Sign] | None) -> list[dict[str, Any]] | None:
-    if signs is None:
-        return None
-    return [{"name": sign.name, "alive": sign.is_alive, "age": sign.age} for sign in signs]
+output.shapes |= {
+    Quota: str,
+    CalendarQuota: str,
+    Overview: _overview_data,
+    OverdueFigure: output.attributes("messages=many", "oldest", "longest"),
+    Sign: output.attributes("name", "alive=is_alive", "age"),
+    Timeline: output.attributes(
+        "start", "end", "zone", "complete", "windows", "quiet", "blocked", "next_slots=slots"
+    ),
+    WindowTimeline: output.attributes("scope", "complete", "exists", "booked", "quotas"),
+    Booked: output.attributes("id=message_id", "at", "held"),
+    Span: output.attributes("from=begins_at", "until=ends_at"),
+    Fill: output.attributes("from=begins_at", "until=ends_at", "booked"),
+}
 
 
 def _fill(used: int, most: int) -> Text:
     style = "red" if used >= most else "yellow" if used >= _NEARLY * most else "green"
     return Text(f"{used:,}/{most:,}", style=style)
-
-
-def timeline_data(timeline: Timeline) -> dict[str, Any]:
-    return {
-        "start": timeline.start,
-        "end": timeline.end,
-        "zone": timeline.zone,
-        "complete": timeline.complete,
-        "windows": [
-            {
-                "scope": window.scope,
-                "complete": window.complete,
-                "exists": window.exists,
-                "booked": [
-                    {"id": booking.message_id, "at": booking.at, "held": booking.held}
-                    for booking in window.booked
-                ],
-                "quotas": [
-                    {
-                        "quota": str(quota.quota),
-                        "fills": _spans(quota.fills),
-                        "blocked": _spans(quota.blocked),
-                    }
-                    for quota in window.quotas
-                ],
-            }
-            for window in timeline.windows
-        ],
-        "quiet": _spans(timeline.quiet),
-        "blocked": _spans(timeline.blocked),
-        "next_slots": timeline.slots,
-    }
-
-
-def _spans(spans: Iterable[Span | Fill]) -> list[dict[str, Any]]:
-    return [
-        {"from": span.begins_at, "until": span.ends_at}
-        | ({"booked": span.booked} if isinstance(span, Fill) else {})
-        for span in spans
-    ]
 
 
 def timeline_picture(timeline: Timeline) -> RenderableType:
