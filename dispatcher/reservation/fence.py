@@ -89,8 +89,9 @@ class Fence:
         if fields_of(info).get("role") == "slave":
             raise redis.ConnectionError(REPLICA)
         server = identity(info)
-        scripts = [_COMPLETE, _UNMARK]
-        shas = _answers(connection, [("SCRIPT", "LOAD", each.text) for each in scripts])
+        shas = _answers(
+            connection, [("SCRIPT", "LOAD", script.text) for script in (_COMPLETE, _UNMARK)]
+        )
         replies = _answers(
             connection,
             [
@@ -123,7 +124,7 @@ class Fence:
 
     def parts_by_server(self, client: redis.Redis) -> list[list[Part]]:
         numbers = by_server(client, [part.epoch for part in self.parts]).values()
-        return [[self.parts[number] for number in some] for some in numbers]
+        return [[self.parts[number] for number in group] for group in numbers]
 
     def incomplete(self, client: redis.Redis, parts: Sequence[Part]) -> dict[Part, str]:
         """Check parts again; return those that are closed, and the identity of their server.
@@ -152,14 +153,14 @@ class Fence:
         parts: Sequence[Part],
         identify: Callable[[Info], str] = identity,
     ) -> dict[Part, str]:
-        found: dict[Part, str] = {}
+        identities: dict[Part, str] = {}
         for server, numbers in by_server(client, [part.epoch for part in parts]).items():
             info = server.info()
             if info.get("role") == "slave":
                 refresh(client)
                 raise redis.ConnectionError(REPLICA)
-            found |= dict.fromkeys((parts[number] for number in numbers), identify(info))
-        return found
+            identities |= dict.fromkeys((parts[number] for number in numbers), identify(info))
+        return identities
 
     def close(self, client: redis.Redis, parts: Sequence[Part]) -> None:
         """Take epochs back: nothing is booked or sent there until a rebuild."""

@@ -57,7 +57,7 @@ class RedisSurvey(Contents):
 
     def servers(self) -> list[RedisNode]:
         with translated(ReservationsUnavailable):
-            return [self._node(*each) for each in masters_of(self._client).items()]
+            return [self._node(*master) for master in masters_of(self._client).items()]
 
     def _node(self, name: str, server: Any) -> RedisNode:
         info, options = server.info(), server.connection_pool.connection_kwargs
@@ -108,7 +108,7 @@ class RedisSurvey(Contents):
 
 def _has_snapshots(server: redis.Redis) -> bool | None:
     try:
-        found = cast("dict[str, str]", server.config_get("save"))
+        options = cast("dict[str, str]", server.config_get("save"))
     except redis.ResponseError:  # hosted servers may refuse CONFIG
         return None
-    return bool(found.get("save"))
+    return bool(options.get("save"))

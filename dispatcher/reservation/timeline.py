@@ -36,8 +36,8 @@ _MOST_STEPS = 54
 _MOST_SLOTS = 5
 _EVER = (0, 10**15)
 _STEPS: tuple[tuple[CalendarUnit, int], ...] = (
-    *(("minute", many) for many in (1, 2, 5, 10, 15, 30)),
-    *(("hour", many) for many in (1, 2, 3, 4, 6, 12)),
+    *(("minute", multiple) for multiple in (1, 2, 5, 10, 15, 30)),
+    *(("hour", multiple) for multiple in (1, 2, 3, 4, 6, 12)),
     ("day", 1),
     ("week", 1),
 )  # fmt: skip
@@ -139,7 +139,7 @@ class Timeline:
     @property
     def complete(self) -> bool:
         """Whether all booked times that count were read, so that ``blocked`` is all."""
-        return all(each.complete for each in self.windows)
+        return all(window.complete for window in self.windows)
 
     def refuses(self, instant: datetime) -> bool:
         """Tell whether a new message at ``instant`` would be refused. Raises InvalidValue."""
@@ -212,16 +212,16 @@ class Timelines:
         return WindowTimeline(str(scope), True, booked, timelines, many)
 
     def _slots(self, terms: Terms, timeline: Timeline, now: datetime) -> tuple[datetime, ...]:
-        found: list[datetime] = []
+        slots: list[datetime] = []
         after = max(timeline.start, now)
-        while len(found) < _MOST_SLOTS:
+        while len(slots) < _MOST_SLOTS:
             slot = self._slot_of(terms, after)
-            found.append(slot)
+            slots.append(slot)
             following = bisect_left(timeline.refused, (slot, slot))
             if slot >= timeline.end or following == len(timeline.refused):
                 break
             after = max(slot, timeline.refused[following].begins_at)
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(slots))
 
 
 def _quota(quota: AnyQuota, times: Sequence[int], zone: str, edges: Sequence[int]) -> QuotaTimeline:
@@ -286,8 +286,10 @@ def _reach(quotas: Sequence[AnyQuota], zone: str, start: int, end: int) -> Inter
 
 def _edges(start: int, end: int, zone: str) -> list[int]:
     """Return where the steps begin that local clocks make of a stretch, and where it ends."""
-    unit, many = next(
-        each for each in _STEPS if (end - start) <= _MOST_STEPS * UNIT_MS[each[0]] * each[1]
+    unit, multiple = next(
+        (unit, multiple)
+        for unit, multiple in _STEPS
+        if (end - start) <= _MOST_STEPS * UNIT_MS[unit] * multiple
     )
     calendar, rules = CalendarQuota(1, unit, zone), zones.rules(zone)
     edges, last = [start], start
@@ -296,7 +298,7 @@ def _edges(start: int, end: int, zone: str) -> list[int]:
         for at in bounds:
             shown = zones.wall_at(at, rules)
             index = shown.minute if unit == "minute" else shown.hour
-            if at < end and (many == 1 or index % many == 0):
+            if at < end and (multiple == 1 or index % multiple == 0):
                 edges.append(at)
         last = bounds[-1]
     return [*edges, end]

@@ -69,7 +69,7 @@ class GivenUp(StoreUnavailable):
 
 
 class NewSlot(NamedTuple):
-    found: Movable
+    before: Movable
     send_at: datetime
     next_attempt_at: datetime
     enqueue_at: datetime
@@ -81,9 +81,9 @@ class NewSlot(NamedTuple):
 
     def given(self, within: timedelta) -> dict[str, Any]:
         return {
-            "id": self.found.message.id,
-            "token": self.found.token,
-            "until": self.found.read_at + within,
+            "id": self.before.message.id,
+            "token": self.before.token,
+            "until": self.before.read_at + within,
             **{name: getattr(self, name) for name in NewSlot._fields[1:]},
         }
 
@@ -91,7 +91,7 @@ class NewSlot(NamedTuple):
 class CancelResult(NamedTuple):
     """``newly_cancelled`` may lack one that was cancelled just before the connection broke."""
 
-    found: Mapping[UUID, Movable]
+    rows: Mapping[UUID, Movable]
     newly_cancelled: Collection[UUID]
 
 
@@ -243,10 +243,10 @@ class Messages:
         return [to_attempt(row) for row in self._database.read(query.order_by(attempts.c.token))]
 
     def movable(self, message_id: UUID) -> Movable:
-        found = self.movables([message_id]).get(message_id)
-        if found is None:
+        row = self.movables([message_id]).get(message_id)
+        if row is None:
             raise MessageNotFound(message_id)
-        return found
+        return row
 
     def movables(self, message_ids: Sequence[UUID]) -> dict[UUID, Movable]:
         rows = self._database.read_of(self._movable, self._tables.messages.c.id, message_ids)
@@ -271,26 +271,26 @@ class Messages:
         may_be = [] if move_token is None else [messages.c.move_token == move_token]
         query = sa.select(messages.c.id).where(tables.is_scheduled, *may_be)
         locking = query.order_by(messages.c.id).with_for_update()
-        found: dict[UUID, Movable] = {}
+        by_id: dict[UUID, Movable] = {}
         newly_cancelled: set[UUID] = set()
         for _ in range(_CANCEL_TRIES):
             these = self._database.one_of(messages.c.id, left)
             rows = self._database.update_returning(locking.where(these), change, messages.c.id)
             newly_cancelled |= {row.id for row in rows}
             rows_now = self.movables(left)
-            found |= rows_now
+            by_id |= rows_now
             left = [id_ for id_, row in rows_now.items() if row.message.status is Status.SCHEDULED]
             if not left or move_token is not None:
-                return CancelResult(found, newly_cancelled)
+                return CancelResult(by_id, newly_cancelled)
         raise StoreUnavailable("workers claimed the message again and again", remedy="try again")
 
     def move(self, moves: Sequence[NewSlot], *, within: timedelta) -> dict[UUID, Movable]:
         """Move each unless it has changed, or was read ``within`` ago: it is booked no longer."""
-        by_id = sorted(moves, key=lambda each: each.found.message.id)
+        by_id = sorted(moves, key=lambda move: move.before.message.id)
         rows = [each.given(within) for each in by_id]
         these = self._database.one_of(self._tables.messages.c.id, [row["id"] for row in rows])
-        found = self._moved.run_and_read(self._database, rows, self._movable.where(these))
-        return {row.id: to_movable(row) for row in found}
+        stored = self._moved.run_and_read(self._database, rows, self._movable.where(these))
+        return {row.id: to_movable(row) for row in stored}
 
     def _move(self, given: Given) -> sa.Update:
         messages = self._tables.messages
@@ -315,12 +315,16 @@ class Messages:
 
     def move_if_unchanged(self, move: NewSlot, *, within: timedelta) -> Movable:
         row = move.given(within)
-        return self._changed_once(move.found, lambda each: self._moved.run(each, [row]))[1]
+        return self._changed_once(
+            move.before, lambda connection: self._moved.run(connection, [row])
+        )[1]
 
-    def update_if_unchanged(self, found: Movable, *, body: Body) -> Message:
-        is_same = self._tables.messages.c.move_token == found.token
-        change = self._new_body(found.message.id, body).where(is_same)
-        is_done, now = self._changed_once(found, lambda each: each.execute(change).rowcount)
+    def update_if_unchanged(self, before: Movable, *, body: Body) -> Message:
+        is_same = self._tables.messages.c.move_token == before.token
+        change = self._new_body(before.message.id, body).where(is_same)
+        is_done, now = self._changed_once(
+            before, lambda connection: connection.execute(change).rowcount
+        )
         if is_done:
             return now.message
         if now.message.status is Status.SCHEDULED:
@@ -328,27 +332,27 @@ class Messages:
         raise TooLate(now.message.id, now.message.status)
 
     def _changed_once(
-        self, found: Movable, change: Callable[[sa.Connection], int]
+        self, before: Movable, change: Callable[[sa.Connection], int]
     ) -> tuple[bool, Movable]:
         """Run a change that the token guards; return whether it was made, and the row.
 
         Two callers that write the same leave the same row: only the count says who made it.
         """
-        query = self._movable.where(self._tables.messages.c.id == found.message.id)
+        query = self._movable.where(self._tables.messages.c.id == before.message.id)
         is_committed = False
 
         def work(connection: sa.Connection) -> tuple[bool, int, Sequence[sa.Row[Any]]]:
             nonlocal is_committed
-            before, count = is_committed, change(connection)
+            was_committed, count = is_committed, change(connection)
             rows = connection.execute(query).all()
             is_committed = True  # unless the connection breaks now, and this runs again
-            return before, count, rows
+            return was_committed, count, rows
 
         is_second, count, rows = self._database.transact(work)
         if not rows:
-            raise MessageNotFound(found.message.id)
+            raise MessageNotFound(before.message.id)
         now = to_movable(rows[0])
-        if count or now.token == found.token:
+        if count or now.token == before.token:
             return bool(count), now
         if is_second:
             raise StoreUnavailable(
@@ -356,7 +360,7 @@ class Messages:
                 "another one is not known",
                 remedy="read it again",
             )
-        raise MessageChanged(found.message.id)
+        raise MessageChanged(before.message.id)
 
     def _new_body(self, message_id: UUID, body: Body) -> sa.Update:
         messages = self._tables.messages
@@ -434,10 +438,10 @@ class StoppedMessages:
         self._is_held = tables.has_status(Status.HELD)
         self._retried = GuardedChange(database.backend, self._retry)
 
-    def release(self, found: Message) -> Message:
+    def release(self, held: Message) -> Message:
         """Give a held message one more attempt, at once; expire it past its expiry.
 
-        It is not changed if it was tried since it was found. Raises MessageNotFound.
+        It is not changed if it was tried since it was read. Raises MessageNotFound.
         """
         tables = self._tables
         messages = tables.messages
@@ -446,7 +450,7 @@ class StoppedMessages:
         used_up = messages.c.attempt_count >= messages.c.max_attempts
         one_more = sa.case((used_up, messages.c.attempt_count + 1), else_=messages.c.max_attempts)
         return self._change(
-            found,
+            held,
             status=sa.case((too_late, Status.EXPIRED.value), else_=Status.SCHEDULED.value),
             finished_at=sa.case((too_late, now), else_=None),
             next_attempt_at=now,
@@ -455,31 +459,31 @@ class StoppedMessages:
             notified_status=tables.notified_status_reset,
         )
 
-    def drop(self, found: Message, *, reason: str | None = None) -> Message:
+    def drop(self, held: Message, *, reason: str | None = None) -> Message:
         error = DROPPED if reason is None else f"{DROPPED}; {reason}"
         return self._change(
-            found, status=Status.FAILED.value, finished_at=database_now(), last_error=error
+            held, status=Status.FAILED.value, finished_at=database_now(), last_error=error
         )
 
-    def _change(self, found: Message, **values: Any) -> Message:
+    def _change(self, held: Message, **values: Any) -> Message:
         messages = self._tables.messages
         # Every attempt counts one more: held again, it is another decision.
-        is_same = messages.c.attempt_count == found.attempt_count
-        change = sa.update(messages).where(messages.c.id == found.id, self._is_held, is_same)
-        return changed(self._database, found.id, change.values(**values))
+        is_same = messages.c.attempt_count == held.attempt_count
+        change = sa.update(messages).where(messages.c.id == held.id, self._is_held, is_same)
+        return changed(self._database, held.id, change.values(**values))
 
     def look(self, message_ids: Sequence[UUID]) -> dict[UUID, StoppedMessage]:
         return _standing(self._database.read(self._query(message_ids)))
 
-    def retry(self, wanted: Sequence[tuple[StoppedMessage, int]]) -> dict[UUID, StoppedMessage]:
+    def retry(self, additions: Sequence[tuple[StoppedMessage, int]]) -> dict[UUID, StoppedMessage]:
         """Give failed messages more attempts, unless they have changed or are past their expiry."""
         rows: list[dict[str, Any]] = [
             {
-                "id": found.message.id,
-                "token": found.token,
-                "max_attempts": min(found.message.attempt_count + more, MOST_ATTEMPTS),
+                "id": stopped.message.id,
+                "token": stopped.token,
+                "max_attempts": min(stopped.message.attempt_count + more, MOST_ATTEMPTS),
             }
-            for found, more in sorted(wanted, key=lambda each: each[0].message.id)
+            for stopped, more in sorted(additions, key=lambda addition: addition[0].message.id)
         ]
         query = self._query([row["id"] for row in rows])
         return _standing(self._retried.run_and_read(self._database, rows, query))

@@ -101,12 +101,12 @@ class Changes:
         if_unchanged: Message | None = None,
     ) -> Message:
         """Give a scheduled message another body, or one rendered from a template of its channel."""
-        found = None
+        row = None
         if if_unchanged is None:
             message = self.messages.get(message_id)
         else:
-            found = self.messages.movable(message_id)
-            message = found.message
+            row = self.messages.movable(message_id)
+            message = row.message
             if not is_unchanged(if_unchanged, message):
                 raise MessageChanged(message_id)
         if template is not None and message.channel not in self.settings.channels:
@@ -119,10 +119,10 @@ class Changes:
             data=data,
         )
         clean = self.validator.body(draft)
-        if found is not None:
+        if row is not None:
             if message.status is not Status.SCHEDULED:
                 raise TooLate(message_id, message.status)
-            return self.messages.update_if_unchanged(found, body=clean)
+            return self.messages.update_if_unchanged(row, body=clean)
         for _ in range(_TRIES):
             message = self.messages.update(message_id, body=clean)
             if message.body == clean:
@@ -176,7 +176,7 @@ class Changes:
             self.enqueuer.enqueue(*moved)
             left, failed = [], None
             for move in moves:
-                message_id, result = move.found.message.id, move.result
+                message_id, result = move.before.message.id, move.result
                 # Another move of the message may hold a time there.
                 is_in_its_own_way = (
                     isinstance(result, QuotaExceeded) and message_id in result.conflicting
@@ -209,7 +209,7 @@ class Changes:
             row, before = rows.get(message_id), if_unchanged.get(message_id)
             try:
                 move = self._valid_move(message_id, row, new_time, before)
-                token = move.found.token
+                token = move.before.token
                 if before is not None and token != tokens.setdefault(message_id, token):
                     raise MessageChanged(message_id)
                 moves.append(move)
@@ -220,7 +220,7 @@ class Changes:
     def _replace_suppressed(self, moves: Sequence[Move]) -> None:
         """Replace refusals of recipients who have opted out by Suppressed."""
         refused = [
-            (move, (move.found.message.recipient, move.found.message.channel))
+            (move, (move.before.message.recipient, move.before.message.channel))
             for move in moves
             if isinstance(move.result, SlotRefused)
         ]
@@ -228,7 +228,7 @@ class Changes:
             suppressed = self.suppressions.among([recipient for _, recipient in refused])
             for move, recipient in refused:
                 if recipient in suppressed:
-                    move.result = Suppressed(move.found.message.channel)
+                    move.result = Suppressed(move.before.message.channel)
 
     def _valid_move(
         self, message_id: UUID, row: Movable | None, new_time: NewTime, before: Message | None
@@ -342,7 +342,7 @@ class Cancellation:
         result = self.messages.cancel(message_ids, move_token=token, because=because)
         answers: dict[UUID, ChangeResult] = {}
         requests = []
-        for message_id, (message, _, tail, _) in result.found.items():
+        for message_id, (message, _, tail, _) in result.rows.items():
             if message.status is Status.SCHEDULED:
                 answers[message_id] = MessageChanged(message_id)
                 continue

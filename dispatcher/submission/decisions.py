@@ -63,10 +63,10 @@ class Decisions:
 
     def release(self, message_id: UUID, *, if_unchanged: Message | None = None) -> Message:
         """Give a held message one more attempt, or end it as expired past its expiry."""
-        found = self._require_held(message_id, if_unchanged)
-        if self.suppressions.among([(found.recipient, found.channel)]):
-            raise Suppressed(found.channel)
-        message = self.stopped_messages.release(found)
+        held = self._require_held(message_id, if_unchanged)
+        if self.suppressions.among([(held.recipient, held.channel)]):
+            raise Suppressed(held.channel)
+        message = self.stopped_messages.release(held)
         if message.status not in _RELEASED:
             raise TooLate(message_id, message.status, needs=Status.HELD)
         ended = message.status is Status.EXPIRED

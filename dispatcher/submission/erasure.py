@@ -64,8 +64,8 @@ class Erasure:
         for name in dict.fromkeys([*self.settings.spellings.all(recipient), recipient]):
             cancelled += self.suppression_list.cancel(name, None, because=ERASED)
             self._drop_held(name)
-            while some := self.personal_data.blank(name, limit=_AT_ONCE):
-                blanked += some
+            while batch := self.personal_data.blank(name, limit=_AT_ONCE):
+                blanked += batch
             self.personal_data.forget(name, keep_opt_out=keep_opt_out)
             self._forget_in_redis(scope_name(name))
             under_way += self.personal_data.under_way(name)
@@ -86,7 +86,7 @@ class Erasure:
 
     def _forget_in_redis(self, name: str) -> None:
         scopes = [own_scope(name), Scope(WITHOUT, name, name)]
-        scopes += [Scope(of_scope_on(each), name, name) for each in self.settings.channels]
+        scopes += [Scope(of_scope_on(channel), name, name) for channel in self.settings.channels]
         scopes += [Scope(kind, name, f"@{kind}:{name}") for kind in self.settings.scopes]
         counting = partial(self.personal_data.counting, name)
         for scope in scopes:

@@ -37,17 +37,19 @@ class PauseList:
     def pause(self, kind: str, name: str) -> None:
         """Begin a pause; that of a recipient is stored in each spelling of the channels, too."""
         kind, name = self._checked(kind, name)
-        for each in sorted(self._names(kind, name)):
-            self.pauses.add(kind, each)
+        for spelling in sorted(self._names(kind, name)):
+            self.pauses.add(kind, spelling)
 
     def resume(self, kind: str, name: str) -> None:
         """End a pause, if there is one, in every spelling."""
         kind, name = self._checked(kind, name)
         names = self._names(kind, name)
-        found = {each.name for each in self.in_force() if each.kind == kind}
-        like = {each for each in found if not names.isdisjoint(self._names(kind, each))}
-        for each in sorted(names | like):
-            self.pauses.end(kind, each)
+        paused = {pause.name for pause in self.in_force() if pause.kind == kind}
+        like = {
+            spelling for spelling in paused if not names.isdisjoint(self._names(kind, spelling))
+        }
+        for spelling in sorted(names | like):
+            self.pauses.end(kind, spelling)
 
     def in_force(self) -> Sequence[Pause]:
         return self.pauses.in_force()
@@ -60,7 +62,7 @@ class PauseList:
             PAUSED_RECIPIENT: message.scope,
             PAUSED_CAMPAIGN: message.campaign,
         }
-        return tuple(each for each in self.in_force() if names.get(each.kind) == each.name)
+        return tuple(pause for pause in self.in_force() if names.get(pause.kind) == pause.name)
 
     def _checked(self, kind: str, name: str) -> tuple[str, str]:
         kinds = (PAUSED_CHANNEL, PAUSED_RECIPIENT, PAUSED_CAMPAIGN, *self.settings.scopes)
@@ -106,10 +108,10 @@ class SuppressionList:
         if channel is not None:
             channel = known_channel(channel, self.settings)
         spellings = self.settings.spellings.all(recipient, channel)
-        for each in spellings:
-            self.suppressions.add(each, channel)
+        for spelling in spellings:
+            self.suppressions.add(spelling, channel)
         fault("suppress.after_row")
-        return sum(self.cancel(each, channel) for each in spellings)
+        return sum(self.cancel(spelling, channel) for spelling in spellings)
 
     def cancel(self, recipient: str, channel: str | None, *, because: str = REASON) -> int:
         """Cancel the scheduled messages of this spelling of a recipient; return how many."""
@@ -127,8 +129,8 @@ class SuppressionList:
         recipient = check_text("recipient", recipient)
         if channel is not None:
             channel = check_text("channel", channel)  # also one that has left the settings
-        for each in self.settings.spellings.all(recipient, channel):
-            self.suppressions.remove(each, channel)
+        for spelling in self.settings.spellings.all(recipient, channel):
+            self.suppressions.remove(spelling, channel)
         return tuple(self.suppressed(recipient))
 
     def suppressed(self, recipient: str | None = None) -> Iterator[Suppression]:

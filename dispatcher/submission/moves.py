@@ -41,42 +41,42 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Move:
-    """A move of one message: as it was ``found``, and its draft with the wanted time and expiry.
+    """A move of one message: as it was ``before``, and its draft with the wanted time and expiry.
 
-    ``answer`` is its second reservation, or the refusal; None where it keeps its time. ``wanted``
+    ``answer`` is its second reservation, or the refusal; None where it keeps its time. ``new_slot``
     are the values for its row, and ``row`` is what that has then. ``result`` is the moved message,
     or why it was not moved; None where it was changed concurrently. One that ``is_guarded`` is made
     only if nothing has changed the message.
     """
 
-    found: Movable
+    before: Movable
     valid: ValidDraft
     is_guarded: bool = False
     answer: Slot | SlotRefused | None = None
-    wanted: NewSlot = field(init=False)
+    new_slot: NewSlot = field(init=False)
     row: Movable | None = None
     result: Message | DispatcherError | None = None
 
     @property
     def keeps_its_time(self) -> bool:
         """Whether time and zone stay, so that only the expiry changes."""
-        message, valid = self.found.message, self.valid
+        message, valid = self.before.message, self.valid
         return (valid.send_at, valid.zone) == (message.send_at, message.zone)
 
     @property
     def request(self) -> BookingRequest:
         """Its present reservation, and the wanted time."""
-        return self.valid.request(self.found.message.id, tail=self.found.tail)
+        return self.valid.request(self.before.message.id, tail=self.before.tail)
 
     def has_won(self) -> bool:
         """Whether the row has what this move wrote."""
         if self.row is None:
             return False
         if isinstance(self.answer, Slot):
-            return self.row.tail == self.wanted.tail
-        message, wanted = self.row.message, self.wanted
+            return self.row.tail == self.new_slot.tail
+        message, slot = self.row.message, self.new_slot
         return (message.send_at, message.zone, message.expires_at, message.expire_after) == (
-            wanted.send_at, wanted.zone, wanted.expires_at, wanted.expire_after
+            slot.send_at, slot.zone, slot.expires_at, slot.expire_after
         )  # fmt: skip
 
 
@@ -118,7 +118,7 @@ class Moves:
         for move, answer in zip(moving, answers, strict=True):
             move.answer = answer
         end = self._end_of_order(moves)
-        self._release([each.answer for each in moves[end:] if isinstance(each.answer, Slot)])
+        self._release([change.answer for change in moves[end:] if isinstance(change.answer, Slot)])
         fault("reschedule.after_booking")
         changing = []
         for move in moves[:end]:
@@ -128,14 +128,14 @@ class Moves:
                 changing.append(move)
         self._change(changing)
         fault("reschedule.after_row")
-        won = [each for each in changing if each.has_won()]
-        unneeded = [each.answer for each in changing
-                    if isinstance(each.answer, Slot) and not each.has_won()]  # fmt: skip
+        won = [move for move in changing if move.has_won()]
+        unneeded = [move.answer for move in changing
+                    if isinstance(move.answer, Slot) and not move.has_won()]  # fmt: skip
         is_slow = self.clock.monotonic() - began > self.settings.settle.total_seconds()
         # The old reservations, which are pending, stay until the new ones are surely there.
-        if not is_slow or self._restore([each for each in won if each.answer is not None]):
-            left = [each.request for each in changing
-                    if each.row is not None and each.row.tail != each.found.tail]  # fmt: skip
+        if not is_slow or self._restore([move for move in won if move.answer is not None]):
+            left = [move.request for move in changing
+                    if move.row is not None and move.row.tail != move.before.tail]  # fmt: skip
         else:
             left = []
         self._release(unneeded, left)
@@ -165,7 +165,7 @@ class Moves:
                         return index
             if is_booked:
                 for scope in request.terms.scopes:
-                    insort(leaving[scope], to_ms(move.found.message.send_at))
+                    insort(leaving[scope], to_ms(move.before.message.send_at))
         return len(moves)
 
     def _change(self, moves: Sequence[Move]) -> None:
@@ -173,15 +173,15 @@ class Moves:
         if not moves:
             return
         for move in moves:
-            move.wanted = self._new_slot(move)
+            move.new_slot = self._new_slot(move)
         # Reconcile releases what the row does not have after the whole grace.
         within = self.settings.reconcile_grace / 2
         try:
             [first, *more] = moves
             if first.is_guarded and first.answer is None and not more:  # no tail tells whose it is
-                first.row = self.messages.move_if_unchanged(first.wanted, within=within)
+                first.row = self.messages.move_if_unchanged(first.new_slot, within=within)
                 return
-            rows = self.messages.move([move.wanted for move in moves], within=within)
+            rows = self.messages.move([move.new_slot for move in moves], within=within)
         except (MessageChanged, MessageNotFound, StoreUnavailable) as error:
             if isinstance(error, StoreUnavailable) and not error.refused:
                 raise  # rows may have changed: reconcile reads them
@@ -192,18 +192,18 @@ class Moves:
                     self._change([move])
             return
         for move in moves:
-            message_id = move.found.message.id
+            message_id = move.before.message.id
             move.row = rows.get(message_id)
             if move.row is None:
                 move.result = MessageNotFound(message_id)
 
     def _new_slot(self, move: Move) -> NewSlot:
         valid, answer = move.valid, move.answer
-        send_at, tail = valid.send_at, move.found.tail
+        send_at, tail = valid.send_at, move.before.tail
         if isinstance(answer, Slot):
             send_at, tail = from_ms(answer.at_ms), answer.request.tail
         return NewSlot(
-            move.found,
+            move.before,
             send_at=send_at,
             next_attempt_at=send_at,
             enqueue_at=self.enqueuer.enqueue_at(send_at),

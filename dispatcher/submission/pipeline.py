@@ -580,7 +580,7 @@ def _without_planned_ids(refused: Rejection) -> Rejection:
         if error.message_id is not None and is_planned_id(error.message_id):
             error = IdempotencyConflict(error.key, None)
     elif isinstance(error, QuotaExceeded):
-        stored = [each for each in error.conflicting if not is_planned_id(each)]
+        stored = [message_id for message_id in error.conflicting if not is_planned_id(message_id)]
         error = QuotaExceeded(
             quota=error.quota,
             scope=error.scope,

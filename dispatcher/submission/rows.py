@@ -200,12 +200,12 @@ def _read_csv(
             accepted = f"{len(columns)} fields, as the columns"
             yield BadRow(line, values, InvalidDraft("row", f"{len(values)} fields", accepted))
             continue
-        given = {
+        fields = {
             name: value if name in _AS_IT_IS else value.strip()
             for name, value in zip(columns, values, strict=True)
             if value.strip()
         }
-        yield _row(line, size, given, given, defaults)
+        yield _row(line, size, fields, fields, defaults)
 
 
 def _in_line(line: int, error: InvalidValue) -> InvalidDraft:
@@ -333,9 +333,9 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _row(
-    line: int, size: int, row: Any, given: Mapping[str, Any], defaults: Mapping[str, str]
+    line: int, size: int, row: Any, fields: Mapping[str, Any], defaults: Mapping[str, str]
 ) -> DraftRow | BadRow:
-    values = {**defaults, **given}
+    values = {**defaults, **fields}
     try:
         for name in ("channel", "recipient"):
             _require(name in values, name, "not given", "one for every row")

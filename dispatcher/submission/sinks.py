@@ -226,7 +226,7 @@ class CallersTransactions:
             return
         fault("joined.after_commit")
         try:
-            found = self.store.stored([entry.slot.message_id for entry in joined])
+            present = self.store.stored([entry.slot.message_id for entry in joined])
         except StoreUnavailable as error:
             log.warning(
                 "could not look up %d messages after their transaction; enqueue_due enqueues "
@@ -234,10 +234,10 @@ class CallersTransactions:
                 len(joined), error,
             )  # fmt: skip
             return
-        stored = [entry for entry in joined if entry.slot.message_id in found]
+        stored = [entry for entry in joined if entry.slot.message_id in present]
         self.enqueuer.accept([entry.addition.message for entry in stored])
         self.reserver.look_again(self.reserver.slow(stored), keep=True, wait=False)
-        gone = [entry for entry in joined if entry.slot.message_id not in found]
+        gone = [entry for entry in joined if entry.slot.message_id not in present]
         if is_certain and gone:
             self.reserver.withdraw([entry.slot.booked for entry in gone])
 

@@ -78,7 +78,7 @@ def coming(story: Story) -> tuple[str, datetime | None]:
 def _until_due(story: Story) -> tuple[str, datetime | None]:
     if story.pauses:
         ended_by = (
-            f"dispatcher resume {each.kind} {shlex.quote(each.name)}" for each in story.pauses
+            f"dispatcher resume {pause.kind} {shlex.quote(pause.name)}" for pause in story.pauses
         )
         return f"it is paused: {', '.join(ended_by)}", None
     if story.is_enqueued:
@@ -97,23 +97,25 @@ class StoryReader:
     pauses: PauseList
 
     def read(self, message_id: UUID) -> Story:
-        found = self.listing.details(message_id)
-        message = found.message
+        details = self.listing.details(message_id)
+        message = details.message
         is_scheduled = message.status is Status.SCHEDULED
         ended = message.finished_at
         return Story(
             message=message,
             attempts=tuple(self.messages.attempts(message_id)),
-            reservations=self._reservations(message, found.tail),
-            is_enqueued=is_scheduled and found.enqueue_at > message.next_attempt_at,
-            enqueue_at=found.enqueue_at if is_scheduled else None,
-            claim_expires_at=found.claim_expires_at,
+            reservations=self._reservations(message, details.tail),
+            is_enqueued=is_scheduled and details.enqueue_at > message.next_attempt_at,
+            enqueue_at=details.enqueue_at if is_scheduled else None,
+            claim_expires_at=details.claim_expires_at,
             deleted_at=ended + self.settings.retention if ended else None,
             # The rest of the URL may be a secret.
-            status_host=None if found.status_url is None else urlsplit(found.status_url).hostname,
+            status_host=None
+            if details.status_url is None
+            else urlsplit(details.status_url).hostname,
             notified_status=None
-            if found.notified_status in {None, Status.SCHEDULED}
-            else Status(found.notified_status),
+            if details.notified_status in {None, Status.SCHEDULED}
+            else Status(details.notified_status),
             pauses=self.pauses.of(message) if is_scheduled else (),
         )
 
@@ -121,7 +123,7 @@ class StoryReader:
         if message.scope == NO_SCOPE:
             return ()
         scopes = scopes_of(message, self.settings)
-        windows = [self.contents.fence.window_of(each) for each in scopes]
+        windows = [self.contents.fence.window_of(state) for state in scopes]
         try:
             if not self.contents.opened().keys() >= {keys for keys, _ in windows}:
                 return None
@@ -130,7 +132,7 @@ class StoryReader:
             return None
         return tuple(
             Reservation(
-                scope=str(scope), at=None if each.at_ms is None else from_ms(int(each.at_ms))
+                scope=str(scope), at=None if state.at_ms is None else from_ms(int(state.at_ms))
             )
-            for scope, each in zip(scopes, seen, strict=True)
+            for scope, state in zip(scopes, seen, strict=True)
         )

@@ -71,16 +71,16 @@ class TimelineReader:
         if not isinstance(length, timedelta) or not timedelta(0) < length <= _LONGEST:
             raise InvalidSendTime("length", quoted(length), accepted)
         ends = send_time.after(length, now=begins, field="length")
-        found = self.timelines.read(terms, begins, ends, now=now)
-        own = {str(each) for each in terms.scopes if each.home == scope}
-        if any(each.exists for each in found.windows if each.scope in own):
-            return found
+        timeline = self.timelines.read(terms, begins, ends, now=now)
+        own = {str(of_home) for of_home in terms.scopes if of_home.home == scope}
+        if any(window.exists for window in timeline.windows if window.scope in own):
+            return timeline
         if refused is not None:
             raise refused
         if spelt != scope:
             terms = self._terms(spelt, channel, scopes, zone, kind)
-            found = self.timelines.read(terms, begins, ends, now=now)
-        return found
+            timeline = self.timelines.read(terms, begins, ends, now=now)
+        return timeline
 
     def _terms(
         self,
@@ -113,9 +113,9 @@ class TimelineReader:
         if kind is None and scope is not None:
             return terms
         kinds = [kind or of_channel(channel or ""), *scopes]
-        alone = tuple(each for each in terms.scopes if each.kind in kinds)
-        if not alone:
+        scopes_alone = tuple(counted for counted in terms.scopes if counted.kind in kinds)
+        if not scopes_alone:
             problem = f"{quoted(channel)} as a whole has no quotas (channels.{channel}.quotas)"
             accepted = "one that has, or a recipient too, to see what counts for them there"
             raise InvalidDraft("channel", problem, accepted)
-        return terms._replace(scopes=alone)
+        return terms._replace(scopes=scopes_alone)

@@ -216,8 +216,8 @@ def _send_time(draft: Draft, now: datetime, farthest: timedelta) -> datetime:
             check_fold(draft.expires_at, draft.latest)
         name, send_at = "send_in", send_time.after(draft.send_in, now=now)
     else:
-        given = "neither" if draft.send_at is None else "both"
-        raise InvalidSendTime("send_at", f"{given} of send_at and send_in given", "one of them")
+        problem = "neither" if draft.send_at is None else "both"
+        raise InvalidSendTime("send_at", f"{problem} of send_at and send_in given", "one of them")
     send_time.check_not_too_far(send_at, now=now, farthest=farthest, field=name)
     return send_at
 

@@ -159,7 +159,7 @@ def test_a_cancel_whose_reply_was_lost_says_what_is_true(
 ) -> None:
     message = rows.add(direct)
     far.proxy.drop_reply(b"UPDATE dispatcher_messages")
-    found = Messages(through).cancel([message.id]).found
+    found = Messages(through).cancel([message.id]).rows
     assert found[message.id].message.status is Status.CANCELLED
     assert far.proxy.dropped == 1
 

@@ -49,7 +49,7 @@ def stored(database: Database) -> list[Message]:
             campaign=(None, "summer", "Summer", "summer")[number % 4],
         )
         if number % 3 == 0:
-            message = Messages(database).cancel([message.id]).found[message.id].message
+            message = Messages(database).cancel([message.id]).rows[message.id].message
         found.append(message)
     return found
 

@@ -142,7 +142,7 @@ def test_a_lock_is_waited_for_again(database: Database, impatient: Database) -> 
             del context
             other.exec_driver_sql("ROLLBACK")
 
-        found = Messages(impatient).cancel([message.id]).found
+        found = Messages(impatient).cancel([message.id]).rows
         assert found[message.id].message.status is Status.CANCELLED
     assert seen == [1205]
 

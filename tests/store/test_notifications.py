@@ -86,7 +86,7 @@ def expired(database: Database) -> Message:
 
 def cancelled(database: Database) -> Message:
     message = asked(database)
-    return Messages(database).cancel([message.id]).found[message.id].message
+    return Messages(database).cancel([message.id]).rows[message.id].message
 
 
 def rescued(database: Database) -> Message:

@@ -117,7 +117,7 @@ def test_a_move_that_the_store_refuses_stops_no_other(house: House) -> None:
     messages = [house.submit(f"r{n}", send_at=LATER) for n in range(3)]
 
     def refusing(moves: Any, **more: Any) -> Any:
-        if any(each.found.message.id == messages[1].id for each in moves):
+        if any(each.before.message.id == messages[1].id for each in moves):
             raise StoreUnavailable("a value", refused=True)
         return real.move(moves, **more)
 
