@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 import redis
 
-from dispatcher import Draft, InvalidValue, QuietHours, QuotaExceeded, Rejection
+from dispatcher import InvalidValue, QuietHours, QuotaExceeded, Rejection
 from dispatcher.errors import SlotRefused
 from dispatcher.redis.keys import LooseKeys
 from dispatcher.reservation import refusals
 from dispatcher.telemetry.journal import digest_with
-from tests.support.house import FAR, House
+from tests.support.house import FAR, House, draft
 from tests.support.house_fixtures import Build
 
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
@@ -73,10 +73,7 @@ def test_no_name_is_noted_and_without_a_key_none_is_told(house: House) -> None:
 
 def test_a_plan_refuses_nobody(build: Build) -> None:
     house = build(quotas="2/minute")
-    drafts = [
-        Draft(channel="memory", recipient="ada", body={}, send_at=FAR + number * SECOND)
-        for number in (0, 1, 2, 30, 61)
-    ]
+    drafts = [draft(send_at=FAR + number * SECOND) for number in (0, 1, 2, 30, 61)]
     house.dispatcher.plan(drafts)
     results = house.dispatcher.submit_many(drafts)
     assert [isinstance(each, Rejection) for each in results] == [False, False, True, True, False]
@@ -132,10 +129,7 @@ def test_a_note_that_stalls_delays_no_message(
         note(refused)
 
     monkeypatch.setattr(house.parts.refusals, "note", stall)
-    drafts = [
-        Draft(channel="memory", recipient=recipient, body={}, send_at=FAR)
-        for recipient in ("ada", "ada", "eve")
-    ]
+    drafts = [draft(recipient, send_at=FAR) for recipient in ("ada", "ada", "eve")]
     results = house.dispatcher.submit_many(drafts)
     assert [isinstance(each, Rejection) for each in results] == [False, True, False]
     assert found == [(1, 2)]

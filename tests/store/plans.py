@@ -51,13 +51,16 @@ def scans(plan: dict[str, Any]) -> list[str]:
     return own + [name for each in plan.get("Plans", []) for name in scans(each)]
 
 
-def waits_for_a_lock(database: Database) -> bool:
-    """Return whether some statement in a database of PostgreSQL waits for another transaction."""
-    query = text(
+def waiting(database: Database) -> int:
+    """Return how many statements wait for another transaction; on MariaDB, inserts of keys."""
+    query = (
         "SELECT count(*) FROM pg_stat_activity "
         "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        if database.url.get_backend_name() == "postgresql"
+        else "SELECT COUNT(*) FROM information_schema.processlist "
+        "WHERE db = DATABASE() AND info LIKE 'INSERT INTO dispatcher_idempotency_keys%'"
     )
-    return bool(database.run(lambda connection: connection.scalar(query)))
+    return database.run(lambda connection: int(connection.scalar(text(query)) or 0))
 
 
 def add_many(

@@ -16,7 +16,7 @@ from dispatcher.store.claims import Claim, Claims, Failure, Success, now_read_la
 from dispatcher.store.database import Database
 from dispatcher.store.maintenance import StoreMaintenance
 from dispatcher.store.messages import Messages, StoppedMessages
-from tests.store.plans import asked_of, waits_for_a_lock
+from tests.store.plans import asked_of, waiting
 from tests.support import rows
 from tests.support.soak import a_third_of
 from tests.support.waiting import DEADLINE, wait_until
@@ -200,7 +200,7 @@ def test_a_put_back_during_a_rescue_counts_no_attempt(database: Database) -> Non
         rescue.execute(END_ATTEMPT, given)
         rescue.execute(HOLD, given)
         worker.start()
-        wait_until(lambda: waits_for_a_lock(database))
+        wait_until(lambda: waiting(database))
     worker.join(DEADLINE)
     found = Messages(database).get(claim.message.id)
     assert (found.status, found.attempt_count) == (Status.SCHEDULED, 0)

@@ -26,7 +26,7 @@ from dispatcher.store.messages import Messages, StoppedMessages
 from dispatcher.store.migrate import migrate
 from dispatcher.store.schema import Addition, to_values
 from dispatcher.store.survey import StoreSurvey
-from tests.store.plans import waits_for_a_lock
+from tests.store.plans import waiting
 from tests.support import rows
 from tests.support.doubles import raising
 from tests.support.migrations import HEAD
@@ -329,7 +329,7 @@ def while_another_ends_it(
     end = this.values(status="sent", finished_at=rows.now())
     with in_use(database, *before, end) as other, ThreadPoolExecutor(1) as thread:
         coming = thread.submit(work)
-        wait_until(lambda: waits_for_a_lock(database) or coming.done())
+        wait_until(lambda: waiting(database) or coming.done())
         other.exec_driver_sql("COMMIT")
         yield coming
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeAlias, cast
 
 import pytest
-from sqlalchemy import Engine, insert, text
+from sqlalchemy import Engine, insert
 from sqlalchemy.ext.asyncio import (
     AsyncConnection,
     AsyncEngine,
@@ -24,6 +24,7 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm import Session
 
 from dispatcher import InvalidDraft, Message, QuotaExceeded
+from tests.store.plans import waiting
 from tests.support.callers import SOON, metadata, ordered, orders, queued
 from tests.support.environment import frozen
 from tests.support.house import BODY, House
@@ -285,16 +286,10 @@ def test_calls_of_other_transactions_that_wait_for_its_lock_leave_a_thread_to_a_
         async with callers(house, pool_size=others + 1) as engine, AsyncSession(engine) as caller:
             first = await remind(house, caller, idempotency_key="key")
             every = [asyncio.create_task(repeating()) for _ in range(others)]
-            await asyncio.to_thread(wait_until, lambda: blocked(house) == others)
+            await asyncio.to_thread(wait_until, lambda: waiting(house.database) == others)
             await asyncio.wait_for(remind(house, caller, "ben"), DEADLINE)
             await caller.commit()
             assert {each.id for each in await asyncio.gather(*every)} == {first.id}
 
     asyncio.run(story())
     assert len(house.rows()) == len(house.all_members()) == 2
-
-
-def blocked(house: House) -> int:
-    """Return how many statements wait for a lock."""
-    waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-    return house.database.run(lambda connection: int(connection.scalar(text(waits)) or 0))

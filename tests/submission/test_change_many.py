@@ -37,11 +37,6 @@ def kinds(answers: list[Message | DispatcherError]) -> list[Any]:
     return [each.send_at if isinstance(each, Message) else type(each) for each in answers]
 
 
-def agree(house: House) -> bool:
-    """Whether nothing is held, and the windows are what the store says."""
-    return house.reservations() == house.all_members()
-
-
 @pytest.mark.every_database
 def test_each_is_answered_in_order_and_gives_its_old_place_back(house: House) -> None:
     messages = [house.submit(f"r{n}", send_at=LATER) for n in range(5)]
@@ -57,7 +52,7 @@ def test_each_is_answered_in_order_and_gives_its_old_place_back(house: House) ->
     assert isinstance(refused, QuotaExceeded)
     assert refused.conflicting == (other.id,)
     assert answers[0] == house.again(messages[0])
-    assert agree(house)
+    assert house.reservations() == house.all_members()
     assert house.submit("r0", send_at=LATER).send_at == LATER
     with pytest.raises(InvalidDraft):
         house.dispatcher.reschedule_many([messages[0].id, "4711"], send_in=HOUR)
@@ -77,7 +72,7 @@ def test_later_is_later_than_promised_and_moves_zone_and_expiry_as_asked(house: 
         assert (answer.send_at, answer.zone) == (before.send_at + 2 * HOUR, "Asia/Tokyo")
         assert answer.expires_at == answer.send_at + MINUTE
         assert house.columns(answer, "enqueue_at")[0] == answer.send_at - house.settings.horizon
-    assert agree(house)
+    assert house.reservations() == house.all_members()
     with pytest.raises(InvalidDraft, match="later: given together"):
         house.dispatcher.reschedule(messages[0].id, later=HOUR, send_in=HOUR)
 
@@ -96,7 +91,7 @@ def test_a_cancel_a_claim_and_a_move_meanwhile_are_seen_by_each(build: Build) ->
     answers = house.dispatcher.reschedule_many([each.id for each in messages], later=HOUR)
     at = LATER + HOUR
     assert kinds(answers) == [TooLate, LATER + 4 * HOUR, TooLate, at, at]
-    assert agree(house)
+    assert house.reservations() == house.all_members()
 
 
 def test_an_outage_answers_all_remaining_messages(house: House, build: Build) -> None:
@@ -125,7 +120,7 @@ def test_a_move_that_the_store_refuses_stops_no_other(house: House) -> None:
     answers = house.dispatcher.reschedule_many([each.id for each in messages], send_at=LATER + HOUR)
     assert [isinstance(each, Message) for each in answers] == [True, False, True]
     assert house.again(messages[1]).send_at == LATER
-    assert agree(house)
+    assert house.reservations() == house.all_members()
 
 
 def test_however_many_move_the_store_and_redis_are_asked_a_few_times(house: House) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import insert, select, update
+from sqlalchemy import insert, update
 
 from dispatcher import (
     Fault,
@@ -23,7 +22,6 @@ from dispatcher.store.claims import Failure
 from tests.support.doubles import Between, once, raising
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
-from tests.support.reserving import value_of
 
 WHO = "Ada.Lovelace@Example.org"
 SPELT = "Ada.Lovelace@example.org"
@@ -44,18 +42,7 @@ SETTINGS: dict[str, Any] = {
 
 def traces(house: House) -> Iterator[str]:
     """Yield where something of the recipient lies: a crawl over tables, keys and files."""
-    places: list[tuple[str, object]] = []
-    with house.database.engine.connect() as connection:
-        for table in house.tables.metadata.sorted_tables:
-            rows = connection.execute(select(table)).mappings()
-            places += [(table.name, dict(row)) for row in rows]
-    for client in (house.redis, house.broker):
-        for name in client.scan_iter():
-            places.append((f"key {name!r}", value_of(client, name)))
-    for path in Path(house.settings.data_dir).rglob("*"):
-        if path.is_file():
-            places.append((str(path), path.read_bytes()))
-    for place, value in places:
+    for place, value in house.everything():
         text = f"{place} {value!r}".lower()
         yield from (f"{place}: {trace}" for trace in TRACES if trace in text)
 

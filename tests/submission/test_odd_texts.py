@@ -118,10 +118,7 @@ SUBMITS: dict[str, Act] = {
 
 def everything(house: House) -> str:
     """Return all that SQL and Redis hold and all that was sent, as one text."""
-    keys = {key: value_of(house.redis, key) for key in house.redis.scan_iter()}
-    tables = [table.name for table in house.tables.metadata.sorted_tables]
-    rows = [house.sql(f"SELECT * FROM {name}") for name in tables]  # noqa: S608 - our own names
-    return repr((keys, rows, [(each, each.body) for each in house.memory.sent]))
+    return repr(([*house.everything()], [(each, each.body) for each in house.memory.sent]))
 
 
 def is_plain(value: object) -> bool:

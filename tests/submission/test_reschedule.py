@@ -44,11 +44,6 @@ def message(house: House) -> Message:
     return house.submit(send_at=LATER)
 
 
-def settled(house: House) -> bool:
-    """Whether nothing is held, and the windows are what the store says."""
-    return house.reservations() == house.all_members()
-
-
 @pytest.mark.every_database
 def test_message_and_reservation_move(house: House, message: Message) -> None:
     moved = house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
@@ -91,7 +86,7 @@ def test_update_changes_the_body_alone(house: House, message: Message) -> None:
     updated = house.dispatcher.update(message.id, body={"text": "half past nine"})
     assert updated == house.again(message)
     assert updated.body == {"text": "half past nine"}
-    assert settled(house)
+    assert house.reservations() == house.all_members()
     with pytest.raises(InvalidDraft):
         house.dispatcher.update(message.id, body={"n": float("inf")})
 
@@ -106,7 +101,7 @@ def test_moves_of_one_message_at_once_leave_it_one_place(build: Build) -> None:
 
     answers = at_once([to(hours) for hours in range(1, 9)])
     assert all(isinstance(each, Message) for each in answers)
-    assert settled(house)
+    assert house.reservations() == house.all_members()
 
 
 @pytest.mark.every_database
@@ -137,7 +132,7 @@ def test_a_move_waits_for_another_one_of_the_message_that_holds_the_time(
         finally:
             is_moved.set()
         assert twins[0].result(60) == moved
-    assert settled(house)
+    assert house.reservations() == house.all_members()
     arm("reschedule.after_booking=raise")
     with pytest.raises(InjectedFault):
         house.dispatcher.reschedule(message.id, send_at=LATER + 2 * HOUR)
@@ -187,7 +182,7 @@ def test_a_move_that_stands_still_for_too_long_takes_no_effect(
         assert refused.value.conflicting == (taken[0].id,)
     assert house.again(message).send_at == LATER
     past_the_grace(house)
-    assert settled(house)
+    assert house.reservations() == house.all_members()
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
@@ -217,7 +212,7 @@ def test_both_places_stay_while_the_move_is_under_way_in_the_store(
     house.database.transact(work)
     past_the_grace(house)
     assert house.again(message).send_at == LATER + HOUR
-    assert settled(house)
+    assert house.reservations() == house.all_members()
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2], ids=["first", "second", "third"])
@@ -277,7 +272,7 @@ def test_a_zone_that_is_set_is_what_times_are_read_and_judged_by(build: Build) -
     assert refused.value.zone == BERLIN
     again = house.dispatcher.reschedule(message.id, send_at="2100-01-04T16:00")
     assert (again.zone, again.send_at.isoformat()) == (BERLIN, "2100-01-04T15:00:00+00:00")
-    assert settled(house)
+    assert house.reservations() == house.all_members()
 
 
 @pytest.mark.parametrize("zone", ["Europe/Kyyiv", "europe/berlin", "Mars/Olympus"])
@@ -304,7 +299,7 @@ def test_a_message_whose_zone_this_host_lacks_is_listed_moved_cancelled_and_sent
     assert house.dispatcher.cancel(ben.id).status is Status.CANCELLED
     assert house.deliver(eve) == 1
     assert house.again(eve).status is Status.SENT
-    assert settled(house)
+    assert house.reservations() == house.all_members()
     [told] = [record for record in caplog.records if zone in record.message]
     assert "judged by the zone of the settings" in told.message
 
@@ -325,4 +320,4 @@ def test_a_zone_that_only_reads_local_times_changes_no_message(house: House) -> 
     for wrong in wrongs:
         with pytest.raises(InvalidSendTime):
             house.dispatcher.reschedule(message.id, send_in=HOUR, **wrong)
-    assert settled(house)
+    assert house.reservations() == house.all_members()

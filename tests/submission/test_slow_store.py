@@ -33,33 +33,27 @@ MINUTE = timedelta(minutes=1)
 SOON = FAR + MINUTE
 
 
-def slow_batch(house: House, *events: Callable[[], object]) -> None:
-    """Let the next batch be stored late, and these things happen meanwhile."""
+def late(house: House, *events: Callable[[], object]) -> Callable[[], None]:
+    """Return what lets the settle time pass once, and these things happen meanwhile."""
 
     def meanwhile() -> None:
         house.moved.advance(house.settings.settle + timedelta(milliseconds=1))
         for event in events:
             event()
 
-    house.between("own_transaction", "messages", before={"add_together": once(meanwhile)})
-
-
-def drafts(count: int) -> list[Draft]:
-    return [draft(f"name {number}", send_at=SOON) for number in range(count)]
+    return once(meanwhile)
 
 
 def slow_store(
     house: House, *events: Callable[[], object], after: Callable[[], object] = dict
 ) -> None:
     """Let the next message be stored late, and these things happen meanwhile."""
-
-    def meanwhile() -> None:
-        house.moved.advance(house.settings.settle + timedelta(milliseconds=1))
-        for event in events:
-            event()
-
-    hooks = {"add": once(meanwhile)}
+    hooks = {"add": late(house, *events)}
     house.swap("messages", Between(house.parts.messages, before=hooks, after={"add": once(after)}))
+
+
+def drafts(count: int) -> list[Draft]:
+    return [draft(f"name {number}", send_at=SOON) for number in range(count)]
 
 
 @pytest.mark.every_database
@@ -252,7 +246,8 @@ def slow_duplicate(
 
 def test_a_batch_waits_for_a_lost_redis_once(build: Build) -> None:
     house = build()
-    slow_batch(house, house.redis.flushall)
+    slow = {"add_together": late(house, house.redis.flushall)}
+    house.between("own_transaction", "messages", before=slow)
     results = house.dispatcher.submit_many(drafts(20))
     errors = [each.error for each in results if isinstance(each, Rejection)]
     assert [type(each) for each in errors] == 20 * [ReservationsUnavailable]

@@ -24,6 +24,7 @@ from dispatcher import (
 )
 from dispatcher.store.outbox import _returns
 from dispatcher.times.send_time import to_ms
+from tests.store.plans import waiting
 from tests.submission.test_store_faults import SECRET, refuse_inserts
 from tests.support.callers import (
     SOON,
@@ -137,24 +138,13 @@ def test_a_key_in_two_open_transactions_is_decided_by_the_first_to_end(
     with Session(engine) as first, Session(engine) as second, ThreadPoolExecutor(1) as pool:
         mine = remind(house, first, idempotency_key="key")
         theirs = pool.submit(remind, house, second, idempotency_key="key")
-        wait_until(lambda: waiting(house) == 1)
+        wait_until(lambda: waiting(house.database) == 1)
         first.commit() if commits else first.rollback()
         assert theirs.result(60).id == mine.id, "duplicates share the place"
         assert house.members() == {mine.id: to_ms(SOON)}
         second.rollback() if commits else second.commit()
     assert len(house.rows()) == 1
     assert house.reservations() == house.all_members()
-
-
-def waiting(house: House) -> int:
-    """How many inserts of keys wait for another transaction in this database."""
-    count = (
-        "SELECT COUNT(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-        if house.url.startswith("postgresql")
-        else "SELECT COUNT(*) FROM information_schema.processlist "
-        "WHERE db = DATABASE() AND info LIKE 'INSERT INTO dispatcher_idempotency_keys%'"
-    )
-    return int(house.sql(count)[0][0])
 
 
 @on_servers
@@ -340,7 +330,7 @@ def test_a_transaction_that_a_deadlock_undid_cannot_go_on_unseen(
         other.execute(insert(orders), [{"number": number} for number in range(10, 20)])
         remind(house, other, "ben", idempotency_key="key")
         mine = pool.submit(remind, house, session, "ben", idempotency_key="key")
-        wait_until(lambda: waiting(house) == 1)
+        wait_until(lambda: waiting(house.database) == 1)
         other.execute(select(orders).where(orders.c.number == 1).with_for_update())
         with pytest.raises(StoreUnavailable, match="answered 1213"):
             mine.result(60)

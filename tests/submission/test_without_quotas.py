@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dispatcher import Draft, InvalidDraft, Message, QuietHours
-from tests.support.house import BODY, FAR, House
+from tests.support.house import FAR, House, draft
 from tests.support.house_fixtures import Build
 
 pytestmark = pytest.mark.every_database
@@ -31,14 +31,13 @@ def house(build: Build) -> House:
     return build(channels=CHANNELS, scopes={"tenant": {"quotas": ["1/day"]}})
 
 
-def draft(channel: str, **more: Any) -> Draft:
-    return Draft(channel=channel, recipient="ada", body=BODY, send_at=FAR, **more)
-
-
 def free(*, tenant: str | None = None) -> list[Draft]:
     """Drafts for one instant that no quota counts."""
     scopes = None if tenant is None else {"tenant": tenant}
-    return [draft("memory", quotas="none", scopes=scopes), draft("codes", scopes=scopes)] * 3
+    return [
+        draft(send_at=FAR, quotas="none", scopes=scopes),
+        draft(send_at=FAR, channel="codes", scopes=scopes),
+    ] * 3
 
 
 def test_it_is_booked_beside_full_quotas_and_fills_none(house: House) -> None:
@@ -59,7 +58,7 @@ def test_it_is_booked_beside_full_quotas_and_fills_none(house: House) -> None:
 
 
 def test_a_rebuild_counts_it_no_more_than_its_submit(house: House) -> None:
-    results = house.dispatcher.submit_many([*free(), draft("memory")])
+    results = house.dispatcher.submit_many([*free(), draft(send_at=FAR)])
     assert all(isinstance(message, Message) for message in results)
     house.redis.flushdb()
     house.open()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -165,6 +165,16 @@ class House(AbstractContextManager["House"]):
                     continue
                 found[number, key] = value_of(client, key)
         return Snapshot(found, self.rows(), self.attempt_rows())
+
+    def everything(self) -> Iterator[tuple[str, object]]:
+        """Yield each table, key and file of data with what it holds."""
+        for table in self.tables.metadata.sorted_tables:
+            yield table.name, self._all(select(table))
+        for client in (self.redis, self.broker):
+            yield from ((f"key {name!r}", value_of(client, name)) for name in client.scan_iter())
+        for path in self.settings.data_dir.rglob("*"):
+            if path.is_file():
+                yield str(path), path.read_bytes()
 
     def rows(self) -> list[tuple[Any, ...]]:
         messages = self.tables.messages
