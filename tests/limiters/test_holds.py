@@ -299,14 +299,6 @@ def generator() -> Iterator[int]:
     yield 1
 
 
-@pytest.mark.parametrize(
-    "function", [coroutine, asynchronous_generator, Called(), partial(coroutine)]
-)
-def test_a_coroutine_needs_an_awaited_limiter(function: Any, redis_client: redis.Redis) -> None:
-    with pytest.raises(InvalidValue, match=r"redis\.asyncio"):
-        Concurrency(2).on(redis_client).limited("provider")(function)
-
-
 def plain() -> None:
     pytest.fail("it ran")
 
@@ -316,17 +308,21 @@ def told() -> object:
     return coroutine()
 
 
-@pytest.mark.parametrize("function", [generator, plain, partial(plain), print])
-def test_a_function_that_is_not_awaited_needs_a_limiter_that_is_not(function: Any) -> None:
-    limited: Any = Concurrency(2).on(redis.asyncio.Redis()).limited("provider")
-    with pytest.raises(InvalidValue, match=r"not awaited; accepted: .* a client of redis"):
-        limited(function)
+AWAITED = [coroutine, asynchronous_generator, Called(), partial(coroutine)]
+NOT_AWAITED = [generator, plain, partial(plain), print]
 
 
-def test_a_coroutine_is_decorated_however_it_is_defined() -> None:
-    limited: Any = Concurrency(2).on(redis.asyncio.Redis()).limited("provider")
+def test_what_is_awaited_needs_a_limiter_that_is_and_nothing_else_does() -> None:
+    for client, functions, says in (
+        (redis.Redis(), AWAITED, r"redis\.asyncio"),
+        (redis.asyncio.Redis(), NOT_AWAITED, r"not awaited; accepted: .* a client of redis"),
+    ):
+        limited: Any = Concurrency(2).on(client).limited("provider")
+        for function in functions:
+            with pytest.raises(InvalidValue, match=says):
+                limited(function)
     for function in (coroutine, Called(), partial(coroutine), limited(coroutine), told):
-        assert inspect.iscoroutinefunction(limited(function))
+        assert inspect.iscoroutinefunction(limited(function)), "however it is defined"
 
 
 def test_coroutines_hold_and_are_decorated_alike(redis_server: RedisServer) -> None:
