@@ -72,6 +72,7 @@ class Database:
         statement_seconds: int | None = None,
     ) -> None:
         self.backend = engine_of(url)
+        self.backend.statement_seconds = statement_seconds
         self.url = self.backend.url
         self.tables = tables_named(
             table_prefix, table_schema, partial_indexes=self.backend.has_partial_indexes
@@ -88,8 +89,6 @@ class Database:
             hide_parameters=True,
         )
         self.backend.prepare(self.engine)
-        if statement_seconds is not None:
-            self.backend.bound_statements(self.engine, statement_seconds)
         sa.event.listen(self.engine, "handle_error", _leave_demoted)
         renew_after_fork(self, Database._renew)
 

@@ -189,6 +189,8 @@ class StoreEngine(ABC):
     """Whether ended messages lie in partitions of their own: an id is unique in each one alone."""
 
     file: Path | None = None
+    statement_seconds: int | None = None
+    """How long each statement takes at most, where the engine can bound it; None for the usual."""
 
     def __init__(self, url: URL) -> None:
         self.url = url
@@ -206,9 +208,6 @@ class StoreEngine(ABC):
 
     def make(self) -> None:  # noqa: B027 - servers make no database
         """Make an empty database where there is none. Only migrations do so."""
-
-    def bound_statements(self, engine: sa.Engine, seconds: int) -> None:  # noqa: B027 - as above
-        """Let each statement on connections of ``engine`` take so long at most, where it can."""
 
     # Conditions and statements.
 

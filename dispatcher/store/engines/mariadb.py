@@ -137,13 +137,10 @@ class MariaDBEngine(StoreEngine):
         self, _dialect: object, _record: object, arguments: list[Any], parameters: dict[str, Any]
     ) -> MariaDBConnection:
         # Parameters of the URL win, also ``init_command``, but for the encoding.
-        return MariaDBConnection(*arguments, **(_LINE | parameters | _ENCODING))
-
-    def bound_statements(self, engine: sa.Engine, seconds: int) -> None:
-        def bound(driver: MariaDBConnection, _record: object) -> None:
-            driver.query(f"SET SESSION max_statement_time = {seconds}")
-
-        sa.event.listen(engine, "connect", bound)
+        driver = MariaDBConnection(*arguments, **(_LINE | parameters | _ENCODING))
+        if self.statement_seconds is not None:
+            driver.query(f"SET SESSION max_statement_time = {self.statement_seconds}")
+        return driver
 
     def insert_if_absent(self, table: sa.Table) -> sa.Insert:
         """Return a plain INSERT: INSERT IGNORE would also swallow values that do not fit."""

@@ -170,20 +170,13 @@ class PostgreSQLEngine(partitions.PartitionedEngine):
             driver.close()
             raise
         if driver.is_pooled:
-            driver.cursor_factory = PooledCursor
+            driver.cursor_factory, driver.bound = PooledCursor, self.statement_seconds
             # PgBouncer from 1.21 on follows prepared statements, where it is told to.
             if "prepare_threshold" not in parameters or driver.prepare_threshold == 0:
                 driver.prepare_threshold = None
+        elif self.statement_seconds is not None:
+            driver.execute(f"SET statement_timeout = '{self.statement_seconds}s'".encode())
         return driver
-
-    def bound_statements(self, engine: sa.Engine, seconds: int) -> None:
-        def bound(driver: PostgreSQLConnection, _record: object) -> None:
-            if driver.is_pooled:
-                driver.bound = seconds
-            else:
-                driver.execute(f"SET statement_timeout = '{seconds}s'".encode())
-
-        sa.event.listen(engine, "connect", bound)
 
     def one_of(self, column: sa.Column[Any], values: Sequence[Any]) -> sa.ColumnElement[bool]:
         return column == sa.any_(sa.literal(list(values), sa.ARRAY(column.type)))

@@ -127,21 +127,18 @@ def _function(name: str, kind: TypeEngine[Any]) -> type[FunctionElement[Any]]:
 
 
 def _spell(element: FunctionElement[Any], compiler: SQLCompiler, **kw: Any) -> str:
-    spelt = _SPELT.get(compiler.dialect.name, _SPELT["postgresql"])
-    return spelt[element.name].format(*(compiler.process(each, **kw) for each in element.clauses))
+    # What is not spelt says nothing: only PostgreSQL has partitions.
+    spelt = _SPELT.get(compiler.dialect.name, _SPELT["postgresql"]).get(element.name, "1 = 1")
+    return spelt.format(*(compiler.process(each, **kw) for each in element.clauses))
 
 
 _SPELT = {
     "sqlite": {
-        "in_history": "1 = 1",
-        "in_live_partition": "1 = 1",
         "now": f"strftime('{_SQLITE_FORMAT}', 'now')",
         "later": f"strftime('{_SQLITE_FORMAT}', {{}}, printf('%+.3f seconds', {{}}))",
         "minute_of": "(substr({}, 1, 17) || '00.000')",
     },
     "mysql": {
-        "in_history": "1 = 1",
-        "in_live_partition": "1 = 1",
         "now": "UTC_TIMESTAMP(6)",  # that of the statement's start, whatever the session's zone
         "later": "({} + INTERVAL ROUND({} * 1000000) MICROSECOND)",
         "minute_of": "CAST(DATE_FORMAT({}, '%%Y-%%m-%%d %%H:%%i:00') AS DATETIME(6))",
@@ -155,11 +152,8 @@ _SPELT = {
     },
 }
 _SPELT["mariadb"] = _SPELT["mysql"]
-_INSTANTS = {
-    "mysql": "CAST('{}' AS DATETIME(6))",
-    "mariadb": "CAST('{}' AS DATETIME(6))",
-    "postgresql": "timestamptz '{}+00'",
-}
+_INSTANTS = dict.fromkeys(MARIADB, "CAST('{}' AS DATETIME(6))")
+_INSTANTS["postgresql"] = "timestamptz '{}+00'"
 
 
 database_now = _function("now", Instant())
