@@ -434,8 +434,13 @@ class StoppedMessage(NamedTuple):
 class StoppedMessages:
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._tables = tables = database.tables
-        self._is_held = tables.has_status(Status.HELD)
+        self._tables = database.tables
+        reported, now = database.tables.messages.c.notified_status, database_now()
+        self._due_now = {
+            "next_attempt_at": now, "enqueue_at": now,
+            # Then its next status is reported, also if it is the last one again.
+            "notified_status": sa.case((reported.is_not(None), Status.SCHEDULED.value)),
+        }  # fmt: skip
         self._retried = GuardedChange(database.backend, self._retry)
 
     def release(self, held: Message) -> Message:
@@ -443,20 +448,15 @@ class StoppedMessages:
 
         It is not changed if it was tried since it was read. Raises MessageNotFound.
         """
-        tables = self._tables
-        messages = tables.messages
-        now = database_now()
-        too_late = messages.c.expires_at <= now
-        used_up = messages.c.attempt_count >= messages.c.max_attempts
-        one_more = sa.case((used_up, messages.c.attempt_count + 1), else_=messages.c.max_attempts)
+        row, now = self._tables.messages.c, database_now()
+        too_late = row.expires_at <= now
+        used_up = row.attempt_count >= row.max_attempts
         return self._change(
             held,
             status=sa.case((too_late, Status.EXPIRED.value), else_=Status.SCHEDULED.value),
-            finished_at=sa.case((too_late, now), else_=None),
-            next_attempt_at=now,
-            enqueue_at=now,
-            max_attempts=one_more,
-            notified_status=tables.notified_status_reset,
+            finished_at=sa.case((too_late, now)),
+            max_attempts=sa.case((used_up, row.attempt_count + 1), else_=row.max_attempts),
+            **self._due_now,
         )
 
     def drop(self, held: Message, *, reason: str | None = None) -> Message:
@@ -469,7 +469,8 @@ class StoppedMessages:
         messages = self._tables.messages
         # Every attempt counts one more: held again, it is another decision.
         is_same = messages.c.attempt_count == held.attempt_count
-        change = sa.update(messages).where(messages.c.id == held.id, self._is_held, is_same)
+        is_held = self._tables.has_status(Status.HELD)
+        change = sa.update(messages).where(messages.c.id == held.id, is_held, is_same)
         return changed(self._database, held.id, change.values(**values))
 
     def look(self, message_ids: Sequence[UUID]) -> dict[UUID, StoppedMessage]:
@@ -489,24 +490,16 @@ class StoppedMessages:
         return _standing(self._retried.run_and_read(self._database, rows, query))
 
     def _retry(self, given: Given) -> sa.Update:
-        tables, messages, now = self._tables, self._tables.messages, database_now()
-        return (
-            sa.update(messages)
-            .where(
-                given.finds(messages.c.id),
-                messages.c.claim_token == given("token"),
-                tables.has_status(Status.FAILED),
-                sa.or_(messages.c.expires_at.is_(None), messages.c.expires_at > now),
-            )
-            .values(
-                status=Status.SCHEDULED.value,
-                finished_at=None,
-                next_attempt_at=now,
-                enqueue_at=now,
-                max_attempts=given("max_attempts"),
-                notified_status=tables.notified_status_reset,
-            )
+        messages = self._tables.messages
+        not_too_late = messages.c.expires_at > database_now()
+        these = (
+            given.finds(messages.c.id),
+            messages.c.claim_token == given("token"),
+            self._tables.has_status(Status.FAILED),
+            sa.or_(messages.c.expires_at.is_(None), not_too_late),
         )
+        again = {"status": Status.SCHEDULED.value, "finished_at": None, **self._due_now}
+        return sa.update(messages).where(*these).values(max_attempts=given("max_attempts"), **again)
 
     def _query(self, message_ids: Sequence[UUID]) -> sa.Select[Any]:
         tables = self._tables

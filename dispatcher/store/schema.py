@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, get_args
 from uuid import UUID
 
 import sqlalchemy as sa
+from sqlalchemy.schema import SchemaItem
 
 from dispatcher.message import (
     MAX_CAMPAIGN,
@@ -141,9 +142,12 @@ class Tables:
         self.messages = messages = _messages(
             f"{prefix}messages", self.metadata, partial_indexes=partial_indexes
         )
-        self.attempts = sa.Table(
-            f"{prefix}attempts",
-            self.metadata,
+
+        def table(name: str, *parts: SchemaItem) -> sa.Table:
+            return sa.Table(f"{prefix}{name}", self.metadata, *parts)
+
+        self.attempts = table(
+            "attempts",
             sa.Column("message_id", id_type(), primary_key=True),
             sa.Column("token", sa.Integer, primary_key=True, autoincrement=False),
             sa.Column("started_at", Instant, nullable=False),
@@ -155,31 +159,27 @@ class Tables:
             sa.CheckConstraint("(outcome IS NULL) = (finished_at IS NULL)", name="outcome_has_end"),
             sa.Index(f"ix_{prefix}attempts_finished_at", "finished_at"),
         )
-        self.keys = sa.Table(
-            f"{prefix}idempotency_keys",
-            self.metadata,
+        self.keys = table(
+            "idempotency_keys",
             sa.Column("idempotency_key", sa.String(MAX_RECIPIENT), primary_key=True),
             sa.Column("message_id", id_type(), nullable=False),
             sa.Column("fingerprint", sa.String(64)),
         )
-        self.suppressions = sa.Table(
-            f"{prefix}suppressions",
-            self.metadata,
+        self.suppressions = table(
+            "suppressions",
             sa.Column("recipient", sa.String(MAX_RECIPIENT), primary_key=True),
             sa.Column("channel", sa.String(63), primary_key=True),
             sa.Column("created_at", Instant, nullable=False),
         )
-        self.pauses = sa.Table(
-            f"{prefix}pauses",
-            self.metadata,
+        self.pauses = table(
+            "pauses",
             sa.Column("kind", sa.String(63), primary_key=True),
             sa.Column("name", sa.String(MAX_RECIPIENT), primary_key=True),
             sa.Column("paused_at", Instant, nullable=False),
             sa.Column("resumed_at", Instant),
         )
-        self.api_keys = sa.Table(
-            f"{prefix}api_keys",
-            self.metadata,
+        self.api_keys = table(
+            "api_keys",
             sa.Column("id", sa.String(12), primary_key=True),
             sa.Column("name", sa.String(63), nullable=False),
             sa.Column("secret_digest", sa.String(64), nullable=False),
@@ -200,9 +200,8 @@ class Tables:
                 "(scope_kind IS NULL) = (scope_name IS NULL)", name="scope_is_whole"
             ),
         )
-        self.sessions = sa.Table(
-            f"{prefix}sessions",
-            self.metadata,
+        self.sessions = table(
+            "sessions",
             sa.Column("id", sa.String(64), primary_key=True),
             sa.Column("key_id", sa.String(12), nullable=False),
             sa.Column("created_at", Instant, nullable=False),
@@ -226,10 +225,6 @@ class Tables:
         self.is_unreleased: sa.ColumnElement[bool] = sa.literal_column(UNRELEASED)
         self.is_unsent: sa.ColumnElement[bool] = sa.literal_column(UNSENT)
         """The conditions of the indexes of the same names."""
-        self.notified_status_reset = sa.case(
-            (messages.c.notified_status.is_not(None), Status.SCHEDULED.value)
-        )
-        """The value of ``notified_status`` after which a status is reported again."""
         self.holds_no_reservation = messages.c.status.in_(
             [Status.CANCELLED.value, Status.EXPIRED.value, VOID]
         )
