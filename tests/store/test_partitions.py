@@ -338,7 +338,7 @@ def test_a_cancel_that_waits_for_the_end_of_its_message_finds_it_sent(database: 
     message = rows.add(database)
     cancel = lambda: Messages(database).cancel([message.id])  # noqa: E731 - for a thread
     with while_another_ends_it(database, message, work=cancel) as coming:
-        assert coming.result().found[message.id].message.status is Status.SENT
+        assert coming.result().rows[message.id].message.status is Status.SENT
     assert rows.count(database) == 1
 
 
