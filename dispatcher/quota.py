@@ -110,6 +110,10 @@ class _CountPerLength:
         )
         return InvalidValue(cls.__name__.lower(), problem, accepted)
 
+    @property
+    def longest_ms(self) -> int:
+        return self.length_ms
+
     def __str__(self) -> str:
         unit = max(
             (unit for unit in UNIT_MS if self.length_ms % UNIT_MS[unit] == 0),

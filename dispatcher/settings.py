@@ -54,7 +54,7 @@ from dispatcher.channel import (
     split,
 )
 from dispatcher.errors import InvalidSettings, InvalidValue, quoted
-from dispatcher.quota import Limit, Quota
+from dispatcher.quota import Quota
 from dispatcher.times import zones
 
 PREFIX = "DISPATCHER_"
@@ -451,8 +451,7 @@ class Settings(BaseSettings):
 
     def _check_rules(self, field: str, rules: Iterable[AnyQuota | AnyLimit]) -> None:
         for rule in rules:
-            length_ms = rule.length_ms if isinstance(rule, Quota | Limit) else rule.longest_ms
-            length = timedelta(milliseconds=length_ms)
+            length = timedelta(milliseconds=rule.longest_ms)
             if isinstance(rule, Quota):
                 _require(
                     length <= self.max_horizon,

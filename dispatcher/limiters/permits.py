@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import count
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 from uuid import UUID
 
 import redis
@@ -46,6 +46,7 @@ class InHand:
     """At most ``count`` permits that are granted and not settled, returned or too old to use."""
 
     count: int
+    longest_ms: ClassVar[int] = 0
 
     def __str__(self) -> str:
         return f"concurrency {self.count}"
@@ -128,7 +129,9 @@ def reaches_ms(
     """Return how far back each kind of log must reach, in ms: the length of its longest limit."""
     kinds = {_SCOPES: scope_limits}
     kinds |= {_channel(name): limits for name, limits in channel_limits.items()}
-    return {name: max(map(_reach_ms, limits)) for name, limits in kinds.items() if limits}
+    return {
+        name: max(limit.longest_ms for limit in limits) for name, limits in kinds.items() if limits
+    }
 
 
 class Permits:
@@ -488,12 +491,6 @@ def _take_call(legs: Sequence[_Leg], within: timedelta, at_ms: int) -> Call:
     ]
     ids = [leg.permit_id for leg in legs]
     return names, [within // MILLISECOND, json.dumps(described), json.dumps(wanted), *ids]
-
-
-def _reach_ms(limit: LogLimit) -> int:
-    if isinstance(limit, InHand):
-        return 0
-    return limit.length_ms if isinstance(limit, Limit) else limit.longest_ms
 
 
 def _channel(name: str) -> str:

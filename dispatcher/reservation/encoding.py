@@ -189,9 +189,7 @@ class Rules:
 
 def longest_ms(quotas: Iterable[AnyQuota]) -> int:
     """Return how far apart in ms two times can be and still be counted together."""
-    return max(
-        quota.length_ms if isinstance(quota, Quota) else quota.longest_ms for quota in quotas
-    )
+    return max(quota.longest_ms for quota in quotas)
 
 
 @lru_cache(maxsize=1 << 12)
