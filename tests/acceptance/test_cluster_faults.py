@@ -6,11 +6,11 @@ After each fault SQL is judged by the definition of a quota, and the windows are
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from threading import Barrier, Event, Thread
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
@@ -121,18 +121,39 @@ def test_a_frozen_master_that_comes_back_breaks_no_promise(run: Callable[..., Ru
         made = run(cluster, shards=SHARDS)
         master = cluster.masters[0]
         slots = made.slots_on(cluster, master)
-        settings = made.house.settings
-        with Late(settings, slots) as late:
+        with ExitStack() as idle, ThreadPoolExecutor(MOST_LATE) as threads:
+            clients = clients_of(made.house.settings, slots, idle)
             master.freeze()
             made.wait_for_refusal()
             cluster.wait_for_failover(slots[0], master)
             accepted = len(made.accepted)
             wait_until(lambda: len(made.accepted) > accepted + 20)  # on the other two masters
-            late.begin()
+            late = [threads.submit(submit_late, *each) for each in clients.items()]
             master.thaw()
             cluster.wait_for_replicas()
             made.flow()
-        made.judge(*late.accepted)
+            made.judge(*filter(None, [each.result(DEADLINE) for each in late]))
+
+
+def clients_of(settings: Settings, slots: Sequence[int], stack: ExitStack) -> dict[str, Dispatcher]:
+    """Return connected clients that are idle, by recipients whose windows lie in these slots."""
+    recipients = [
+        name
+        for name in map("late-{}".format, range(20 * SHARDS))
+        if slot_of(ShardKeys(settings.namespace, shard_of(name, SHARDS)).epoch) in slots
+    ][:MOST_LATE]
+    clients = {name: stack.enter_context(Dispatcher(settings)) for name in recipients}
+    for name, client in clients.items():
+        client.next_slot(recipient=name, channel=CHANNEL)  # connects
+    return clients
+
+
+def submit_late(recipient: str, client: Dispatcher) -> Message | None:
+    with suppress(QuotaExceeded, ReservationsUnavailable):
+        return client.submit(
+            channel=CHANNEL, recipient=recipient, body={}, send_in=timedelta(seconds=2)
+        )
+    return None
 
 
 def test_sentinels_replace_a_killed_master(run: Callable[..., Run]) -> None:
@@ -147,45 +168,3 @@ def test_sentinels_replace_a_killed_master(run: Callable[..., Run]) -> None:
         pair.wait_for_replica()
         made.flow()
         made.judge()
-
-
-class Late:
-    """Clients that are idle, and then submit to scopes whose windows lie in certain slots."""
-
-    def __init__(self, settings: Settings, slots: Sequence[int]) -> None:
-        self.accepted: list[Message] = []
-        self._settings = settings
-        self._recipients = [
-            name
-            for name in map("late-{}".format, range(20 * SHARDS))
-            if slot_of(ShardKeys(settings.namespace, shard_of(name, SHARDS)).epoch) in slots
-        ][:MOST_LATE]
-        self._calling = Event()
-        self._threads = [Thread(target=self._submit, args=[each]) for each in self._recipients]
-        self._ready = Barrier(len(self._threads) + 1)
-
-    def __enter__(self) -> Self:
-        for each in self._threads:
-            each.start()
-        self._ready.wait(DEADLINE)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._calling.set()
-        for each in self._threads:
-            each.join(DEADLINE)
-
-    def begin(self) -> None:
-        self._calling.set()
-
-    def _submit(self, recipient: str) -> None:
-        with Dispatcher(self._settings) as dispatcher:
-            dispatcher.next_slot(recipient=recipient, channel=CHANNEL)  # connects
-            self._ready.wait(DEADLINE)
-            self._calling.wait(DEADLINE)
-            with suppress(QuotaExceeded, ReservationsUnavailable):
-                self.accepted.append(
-                    dispatcher.submit(
-                        channel=CHANNEL, recipient=recipient, body={}, send_in=timedelta(seconds=2)
-                    )
-                )
