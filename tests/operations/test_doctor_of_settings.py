@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from dispatcher import Message, PermanentFailure, Settings
 from dispatcher.operations.checks import CHECKS, Finding
 from tests.support.examining import ERROR, OK, WARNING, doctor_for
 from tests.support.mail import CLOSE, HANG, PASSWORD, USER, MailServer, ScriptedServer, certified
+from tests.support.nodes import free_port
 
 LOGIN = f"{USER}:{quote(PASSWORD, safe='')}"
 
@@ -62,10 +62,7 @@ def test_a_mail_server_that_takes_or_refuses_the_log_in(tmp_path: Path) -> None:
 
 
 def test_a_mail_server_that_is_away() -> None:
-    with socket.socket() as bound:  # nobody else is given the port, and nobody listens there
-        bound.bind(("127.0.0.1", 0))
-        url = f"smtp://127.0.0.1:{bound.getsockname()[1]}"
-        found = looked_at(email=email(url))["settings.servers"]
+    found = looked_at(email=email(f"smtp://127.0.0.1:{free_port()}"))["settings.servers"]
     assert found.level is ERROR
     assert found.found.startswith("no message gets through: email: 127.0.0.1:")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import socket
 import threading
 from contextlib import nullcontext
 from typing import Any, Literal
@@ -26,6 +25,7 @@ from dispatcher.testing import a_message
 from dispatcher.transports import Checks, load
 from dispatcher.transports.apprise import AppriseTransport
 from tests.support.http_receiver import Handler, Receiver, pause, receiving
+from tests.support.nodes import free_port
 
 SECRET = "hunter2-ada"  # noqa: S105 - looked for where it must not be
 
@@ -130,8 +130,7 @@ def test_a_recipient_that_a_service_does_not_take_has_failed(
 
 
 def test_a_partial_success_of_services_is_an_unknown_outcome(receiver: Receiver) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        closed = f"json://127.0.0.1:{listener.getsockname()[1]}/"
+    closed = f"json://127.0.0.1:{free_port()}/"
     with pytest.raises(PerhapsSent, match="1 of 2 services took it"):
         AppriseTransport(urls=[closed, url_of(receiver)]).send(a_message())
     assert len(receiver.received) == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import re
-import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -17,6 +16,7 @@ from dispatcher.transports.apprise import AppriseTransport
 from dispatcher.transports.webhook import WebhookTransport
 from tests.support.http_receiver import Handler, Receiver, receiving
 from tests.support.mail import CLOSE, HANG, MailServer, ScriptedServer
+from tests.support.nodes import free_port
 from tests.transports.conftest import LOOPBACK
 
 KEY = base64.b64encode(b"a key of some twenty-nine bytes").decode()
@@ -60,9 +60,7 @@ class Served(TransportSuite):
             receiver.answers(status, body=b'{"text":"hello"} is refused')
             yield self.on_port(receiver.port)
         yield self.on_port(self.another(Handler.hang_up).port)
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            closed = int(listener.getsockname()[1])
-        yield self.on_port(closed)
+        yield self.on_port(free_port())
 
     def make_silent(self) -> tuple[Transport, float] | None:
         return self.on_port(self.another(Handler.wait_for_its_end).port, timeout=0.3), 0.3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from datetime import timedelta
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 
 from dispatcher import DeliveryError, PerhapsSent, PermanentFailure, TemporaryFailure
 from tests.support.mail import CLOSE, DRIP, HANG, LATE, ScriptedServer, an_email, smtp
+from tests.support.nodes import free_port
 
 ROOMY = 10.0
 TIMEOUT = 0.8
@@ -121,8 +121,7 @@ def test_a_message_whose_answer_could_not_be_waited_for_is_not_ended() -> None:
 
 
 def test_a_server_that_is_not_there_is_a_temporary_failure() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     transport = smtp(f"smtp://127.0.0.1:{port}")
     with pytest.raises(TemporaryFailure, match="Connection refused") as caught:
         transport.send(an_email())

@@ -182,13 +182,24 @@ def limited(
     way: str, *limits: Bindable, server: RedisServer, inside: Inside = lambda: None, **how: Any
 ) -> AbstractContextManager[Ask]:
     """Give an app whose requests at ``/`` are limited, and at ``/missing`` are not found."""
-    build = limited_fastapi if way.startswith("fastapi") else limited_flask
-    return build(way, limits, server, inside, **how)
+
+    def answer(page: int = 1) -> dict[str, int]:
+        inside()
+        return {"page": page}
+
+    async def awaited(page: int = 1) -> dict[str, int]:
+        return answer(page)
+
+    if way.startswith("flask"):
+        view = awaited if way.endswith("coroutine") else answer
+        return limited_flask(way, limits, server, view, **how)
+    view = answer if way.endswith("function") else awaited
+    return limited_fastapi(way, limits, server, view, **how)
 
 
 @contextmanager
 def limited_fastapi(
-    way: str, limits: Sequence[Bindable], server: RedisServer, inside: Inside, **how: Any
+    way: str, limits: Sequence[Bindable], server: RedisServer, view: Any, **how: Any
 ) -> Iterator[Ask]:
     client = redis.asyncio.Redis.from_url(server.url)
 
@@ -200,18 +211,9 @@ def limited_fastapi(
     app = FastAPI(lifespan=closing)
     app.add_exception_handler(DispatcherError, ours_in_fastapi.answer_error)
 
-    async def answer(page: int = 1) -> dict[str, int]:
-        inside()
-        return {"page": page}
-
-    def answer_too(page: int = 1) -> dict[str, int]:
-        inside()
-        return {"page": page}
-
     async def missing() -> None:
         raise HTTPException(404)
 
-    view: Any = answer_too if way.endswith("function") else answer
     needs: list[Any] = []
     for number, place in reversed([*enumerate(PLACES[way])]):
         limiter = limits[number].on(client, prefix=f"limit-{number}", **how)
@@ -229,21 +231,12 @@ def limited_fastapi(
 
 @contextmanager
 def limited_flask(
-    way: str, limits: Sequence[Bindable], server: RedisServer, inside: Inside, **how: Any
+    way: str, limits: Sequence[Bindable], server: RedisServer, view: Any, **how: Any
 ) -> Iterator[Ask]:
     app = Flask(__name__)
     app.register_error_handler(DispatcherError, ours_in_flask.answer_error)
 
-    def answer() -> dict[str, int]:
-        inside()
-        return {"page": 1}
-
-    async def answer_too() -> dict[str, int]:
-        inside()
-        return {"page": 1}
-
     with redis.Redis.from_url(server.url) as client:
-        view: Any = answer_too if way.endswith("coroutine") else answer
         for number, place in reversed([*enumerate(PLACES[way])]):
             limiter = limits[number].on(client, prefix=f"limit-{number}", **how)
             if place == "decorator":

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import count
-from threading import Barrier
 from typing import Any
 from unittest.mock import Mock, patch
 
@@ -23,6 +21,7 @@ from dispatcher.web import calls as api_calls
 from dispatcher.web.access import KeyAuth, add_key, revoke_key, rotate_key
 from dispatcher.web.api import ENDPOINTS
 from dispatcher.web.problems import Refused, unauthorized
+from tests.support.doubles import at_once
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
 from tests.web.conftest import Calls, all_but, by_hand, caller, kind, verdicts
@@ -372,27 +371,14 @@ def test_keys_of_one_name_that_are_made_at_the_same_time_are_one(house: House) -
     """Also a rotation is made once: no two callers get a key each."""
     keys = house.parts.api_keys
 
-    def race(act: Callable[[int], Any]) -> list[Any]:
-        barrier = Barrier(8)
-
-        def one(number: int) -> Any:
-            barrier.wait()
-            try:
-                return act(number)
-            except InvalidValue as error:
-                return error
-
-        with ThreadPoolExecutor(8) as threads:
-            return list(threads.map(one, range(8)))
-
     for act in (
-        lambda _: add_key(keys, "shop"),
-        lambda _: rotate_key(keys, "shop", overlap=timedelta(hours=1)),
+        lambda: add_key(keys, "shop"),
+        lambda: rotate_key(keys, "shop", overlap=timedelta(hours=1)),
     ):
         before = len(keys.named("shop"))
-        lost = [each.field for each in race(act) if isinstance(each, InvalidValue)]
+        lost = [each.field for each in at_once([act] * 8) if isinstance(each, InvalidValue)]
         assert lost == ["name"] * 7
         assert len(keys.named("shop")) == before + 1
     revoke_key(keys, "shop")
-    made = [each for each in race(lambda _: add_key(keys, "shop")) if isinstance(each, tuple)]
-    assert len(made) == 1
+    made = at_once([lambda: add_key(keys, "shop")] * 8)
+    assert sum(isinstance(each, tuple) for each in made) == 1
