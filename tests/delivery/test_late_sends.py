@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 from uuid import UUID
 
 import pytest
@@ -154,16 +155,10 @@ def test_an_exception_of_a_late_send_ends_no_other(
 def test_where_no_thread_can_be_started_the_task_waits(
     holding: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class NoThreads:
-        Event, Lock = threading.Event, threading.Lock
-
-        class Thread(threading.Thread):
-            def start(self) -> None:
-                raise RuntimeError("can't start new thread")
-
+    none_left = Mock(**{"return_value.start.side_effect": RuntimeError("can't start new thread")})
     house, held = holding
     assert house.deliver() == 0
-    monkeypatch.setattr(module, "threading", NoThreads)
+    monkeypatch.setattr(module, "threading", Mock(wraps=threading, Thread=none_left))
     message = house.submit(SLOW)
     [thread] = in_background(house, [message])
     wait_until(lambda: len(held.begun) == 1)

@@ -10,13 +10,11 @@ import pytest
 from dispatcher import (
     InvalidValue,
     Message,
-    MessageNotFound,
     PermanentFailure,
     Status,
     TemporaryFailure,
     TooLate,
 )
-from dispatcher.message import new_id
 from dispatcher.times.send_time import to_ms
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build, on_sqlite
@@ -72,20 +70,6 @@ def test_it_fails_again_after_its_round(slow: House) -> None:
     assert slow.again(message).status is Status.FAILED
     assert len(slow.dispatcher.attempts(message.id)) == 3
     assert slow.dispatcher.retry(message.id).max_attempts == 5
-
-
-@on_sqlite
-def test_retry_refuses_messages_that_have_not_failed(slow: House) -> None:
-    message = slow.submit()
-    before = slow.rows()
-    with pytest.raises(TooLate, match="already scheduled"):
-        slow.dispatcher.retry(message.id)
-    with pytest.raises(MessageNotFound):
-        slow.dispatcher.retry(new_id())
-    assert slow.rows() == before
-    slow.deliver(message)
-    with pytest.raises(TooLate, match="already sent"):
-        slow.dispatcher.retry(message.id)
 
 
 @pytest.mark.every_database

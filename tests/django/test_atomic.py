@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -142,9 +143,6 @@ def test_threads_have_transactions_of_their_own(project: Project) -> None:
 
 
 def test_what_cannot_be_joined_is_refused_by_name(project: Project) -> None:
-    class Other:
-        __name__ = "ibm_db"
-
     def refused(submit_there: Callable[[], object]) -> str:
         with pytest.raises(InvalidDraft) as caught:
             submit_there()
@@ -152,7 +150,7 @@ def test_what_cannot_be_joined_is_refused_by_name(project: Project) -> None:
 
     with transaction.atomic():
         assert "on_commit" in refused(lambda: project.dispatcher.submit_many([]))
-        with patch.object(connection, "Database", Other()):
+        with patch.object(connection, "Database", SimpleNamespace(__name__="ibm_db")):
             unknown = refused(lambda: submit(project))
         assert "ibm_db" in unknown
         assert "psycopg" in unknown

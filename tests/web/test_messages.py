@@ -204,8 +204,9 @@ def test_operators_see_the_state_and_decide(house: House, shop: TestClient) -> N
         assert refused.json()["detail"].endswith(
             f"is already scheduled; this call needs a {needs} message"
         )
-    missing = shop.get(f"/v1/messages/{new_id()}")
-    assert kind(missing) == (404, "message-not-found")
+        missing = shop.post(f"/v1/messages/{new_id()}/{act}")
+        assert kind(missing) == (404, "message-not-found")
+    assert kind(shop.get(f"/v1/messages/{new_id()}")) == (404, "message-not-found")
     assert shop.get("/v1/messages?cursor=abc").json()["field"] == "cursor"
     assert shop.get("/v1/nothing").json()["type"].endswith("no-such-path")
     other = shop.put(path)
