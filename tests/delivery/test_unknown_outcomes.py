@@ -1,4 +1,4 @@
-"""What follows a try of unknown outcome: another one, or the decision of a person."""
+"""What follows a try of unknown outcome: another one, or a person's decision; and a failed one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dispatcher import (
+    InvalidValue,
     Message,
     Outcome,
     PerhapsSent,
@@ -20,7 +21,7 @@ from dispatcher.times.send_time import to_ms
 from tests.support.doubles import Between, at_once, once
 from tests.support.far import FarDatabase
 from tests.support.house import House, hour_ago, house_on
-from tests.support.house_fixtures import Build
+from tests.support.house_fixtures import Build, on_sqlite
 from tests.support.servers import RedisServer
 
 HOUR = timedelta(hours=1)
@@ -220,3 +221,65 @@ def test_an_unnamed_failure_is_held(slow: House, error: Exception) -> None:
     slow.dispatcher.release(messages[0].id)
     assert deliver_again(slow, messages[0]) == 1
     assert slow.deliver(messages[1]) == 0
+
+
+@pytest.fixture
+def tried(build: Build) -> House:
+    """Give a house in which what is submitted is due at once, and is tried twice."""
+    channels = {"memory": {"transport": "memory", "max_attempts": 2}}
+    return build(clock=hour_ago(), channels=channels)
+
+
+def failed(house: House, **asked: Any) -> Message:
+    """Submit a message, and let its first try fail for good."""
+    message = house.submit(**asked)
+    house.fail_sends(PermanentFailure("no such number"))
+    house.deliver(message)
+    found = house.again(message)
+    assert found.status is Status.FAILED
+    return found
+
+
+@pytest.mark.every_database
+def test_a_failed_message_is_due_at_once_with_all_its_tries(
+    tried: House,
+) -> None:
+    message = failed(tried)
+    again = tried.dispatcher.retry(message.id)
+    with pytest.raises(TooLate, match="already scheduled"):
+        tried.dispatcher.retry(message.id)
+    assert again == tried.again(message)
+    assert (again.status, again.finished_at) == (Status.SCHEDULED, None)
+    assert (again.attempt_count, again.max_attempts) == (1, 3)
+    assert again.send_at == message.send_at
+    assert abs(again.next_attempt_at - tried.database_time()) < HOUR / 60
+    assert tried.members() == {message.id: to_ms(message.send_at)}
+    assert tried.parts.sweep.enqueue_due() == 1
+    assert deliver_again(tried, message) == 1
+    assert tried.again(message).status is Status.SENT
+    assert tried.outcomes(message) == ["permanent", "sent"]
+
+
+@on_sqlite
+def test_a_failed_message_fails_again_after_its_round(tried: House) -> None:
+    message = failed(tried)
+    tried.dispatcher.retry(message.id)
+    for _ in range(2):
+        tried.make_due(message)
+        tried.fail_sends(TemporaryFailure("busy", retry_after=timedelta(0)))
+        deliver_again(tried, message)
+    assert tried.again(message).status is Status.FAILED
+    assert len(tried.dispatcher.attempts(message.id)) == 3
+    assert tried.dispatcher.retry(message.id).max_attempts == 5
+
+
+@pytest.mark.every_database
+def test_retry_of_an_unknown_outcome_must_be_confirmed(tried: House) -> None:
+    message = held(tried)
+    tried.dispatcher.drop(message.id)
+    with pytest.raises(InvalidValue, match="may have been sent") as refused:
+        tried.dispatcher.retry(message.id)
+    assert refused.value.field == "perhaps_sent"
+    assert tried.again(message).status is Status.FAILED
+    again = tried.dispatcher.retry(message.id, perhaps_sent=True)
+    assert again.status is Status.SCHEDULED
