@@ -123,6 +123,7 @@ class SmtpTransport:
         self._idle: IdleConnections[SmtpConnection] = IdleConnections(
             self._clock, SmtpConnection.end, idle_seconds
         )
+        self.close = self._idle.close
 
     def __repr__(self) -> str:
         return f"SmtpTransport({self._server})"
@@ -193,9 +194,6 @@ class SmtpTransport:
                 self._idle.give(connection)
             else:
                 connection.end()
-
-    def close(self) -> None:
-        self._idle.close()
 
 
 def _read_server(

@@ -136,6 +136,7 @@ class WebhookTransport:
         self._idle: IdleConnections[httpcore.HTTPConnection] = IdleConnections(
             self._clock, _end, _KEEP_SECONDS, _KEEP
         )
+        self.close = self._idle.close
         silence(_TALKATIVE)
 
     @classmethod
@@ -195,10 +196,6 @@ class WebhookTransport:
             headers["webhook-signature"] = " ".join(signatures)
         status, answered = self._post(target, headers, content)
         return receipt_of(status, answered, now=self._clock.now(), closes_channel=receiver is None)
-
-    def close(self) -> None:
-        """End the connections that are kept."""
-        self._idle.close()
 
     def _fixed(self, url: object, http: bool) -> Target:
         """Return the target of the channel's URL, by the addresses that it may have."""
