@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, case, delete, func, select, tuple_, update
+from sqlalchemy import Connection, case, delete, func, select, update
 
 from dispatcher.message import Outcome, Status, scope_name
 from dispatcher.scope import NO_SCOPE
 from dispatcher.store.database import Database
+from dispatcher.store.engines.base import pages
 from dispatcher.store.engines.types import database_now, later
 from dispatcher.store.schema import AS_NAMED, EVERY_CHANNEL, PAUSED_RECIPIENT, Tables
 
@@ -63,21 +64,16 @@ class Suppressions:
             return set()
         return {each for each in wanted if not stored.isdisjoint((each, (each[0], EVERY_CHANNEL)))}
 
-    def page(
-        self, recipient: str | None, *, after: tuple[str, str] | None, limit: int
-    ) -> Sequence[Suppression]:
-        suppressions = self._tables.suppressions
-        key = (suppressions.c.recipient, suppressions.c.channel)
-        query = select(*key, suppressions.c.created_at).order_by(*key).limit(limit)
+    def stored(self, recipient: str | None, *, size: int) -> Iterator[Suppression]:
+        """Yield those of one recipient, or of all in order, ``size`` of them read at once."""
+        columns = self._tables.suppressions.c
+        key = (columns.recipient, columns.channel)
+        query = select(*key, columns.created_at)
         if recipient is not None:
-            query = query.where(suppressions.c.recipient == recipient)
-        if after is not None:
-            # Redundant: MariaDB does not seek in an index by a tuple.
-            query = query.where(suppressions.c.recipient >= after[0], tuple_(*key) > tuple_(*after))
-        return [
-            Suppression(row.recipient, row.channel or None, row.created_at)
-            for row in self._database.read(query)
-        ]
+            query = query.where(columns.recipient == recipient)
+        for page in pages(self._database.read, query, key, size):
+            for row in page:
+                yield Suppression(row.recipient, row.channel or None, row.created_at)
 
 
 class Pause(NamedTuple):

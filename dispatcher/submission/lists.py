@@ -137,10 +137,7 @@ class SuppressionList:
         """Yield the suppressions in the order of recipients, read some hundreds at a time."""
         every = [None] if recipient is None else self.settings.spellings.all(plain(recipient))
         for spelling in every:
-            after = None
-            while page := self.suppressions.page(spelling, after=after, limit=_AT_ONCE):
-                yield from page
-                after = page[-1].recipient, page[-1].channel or ""
+            yield from self.suppressions.stored(spelling, size=_AT_ONCE)
 
     def has(self, recipient: str, channel: str | None) -> bool:
         """Tell whether a recipient has opted out of a channel; of every one where it is None."""
