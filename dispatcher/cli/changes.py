@@ -22,7 +22,7 @@ from dispatcher.cli.app import (
     say_stopped,
     terminated_like_interrupted,
 )
-from dispatcher.cli.filters import FilterOptions, option, parameters_of
+from dispatcher.cli.lists import FilterOptions, option, parameters_of
 from dispatcher.cli.messages import ExpireAfter, Fold, Latest, SendAt, SendIn, Shift
 from dispatcher.client import Dispatcher
 from dispatcher.errors import (

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from dispatcher.cli import output
 from dispatcher.cli.app import bar, command, say_error, say_stopped, terminated_like_interrupted
-from dispatcher.cli.filters import FilterOptions
+from dispatcher.cli.lists import FilterOptions
 from dispatcher.client import Dispatcher
 from dispatcher.errors import BatchRefused, DispatcherError, InvalidValue, SlotRefused, Unavailable
 from dispatcher.message import (

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from dispatcher.cli import output
 from dispatcher.cli.app import command, say_warning
-from dispatcher.cli.filters import complete_channel, parameters_of
+from dispatcher.cli.lists import complete_channel, parameters_of
 from dispatcher.client import Dispatcher, app_of
 from dispatcher.errors import InvalidDraft
 from dispatcher.message import (

@@ -15,7 +15,7 @@ import typer
 from dispatcher.app import App
 from dispatcher.cli import output
 from dispatcher.cli.app import command, command_group
-from dispatcher.cli.filters import complete_channel
+from dispatcher.cli.lists import complete_channel
 from dispatcher.cli.services import collect_rarely, log_formatter, log_to_standard_error
 from dispatcher.client import Dispatcher, app_of
 from dispatcher.errors import InvalidValue, MissingExtra, needs

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 from fastapi.testclient import TestClient
 
 from dispatcher import Message
-from dispatcher.cli import filters as of_commands
+from dispatcher.cli import lists as of_commands
 from dispatcher.selection import Wanted
 from dispatcher.web import Caller, Right, models, page
 from dispatcher.web.pages.messages import FILTERS
