@@ -1,24 +1,21 @@
 """What a program does once, done once for all tests of a run and not in each.
 
-SQLAlchemy compiles a statement once for each engine, and the store prepares its INSERTs once;
-redis-py reads its own version from the metadata of the package for each client; each HTTP API draws
-its document, which is the same for all. A program has one of each; here each test has its own, and
-half of what a test of the house costs went into this.
+SQLAlchemy compiles a statement once for each engine, and each HTTP API draws its document, which is
+the same for all. A program has one of each; here each test has its own, and a third of what a test
+of the house costs went into this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache, partial, wraps
+from collections.abc import Callable
+from functools import partial, wraps
 from importlib import import_module
 from typing import Any
 
 from fastapi import FastAPI
-from redis import utils
-from sqlalchemy import ClauseElement, Engine, create_engine
+from sqlalchemy import create_engine
 
-from dispatcher.store import database, messages
-from dispatcher.store.engines.base import Prepared
+from dispatcher.store import database
 
 _MOST = 5_000
 _PLAIN = (str, int, float, type(None))
@@ -42,26 +39,10 @@ def _by_properties(key: Any) -> tuple[Any, ...]:
     return type(dialect), dialect.server_version_info, known, *more
 
 
-_PREPARED = _Shared()
-
-
-def _prepared(engine: Engine, statement: ClauseElement, names: Sequence[str]) -> Prepared:
-    found = statement._generate_cache_key()
-    if found is None:
-        return Prepared(engine, statement, names)
-    key = (engine.dialect, found.key, tuple(names))
-    made: Prepared | None = _PREPARED.get(key)
-    if made is None:
-        _PREPARED[key] = made = Prepared(engine, statement, names)
-    return made
-
-
 def compile_once() -> None:
     """Let every engine of the store in this process share what is compiled."""
     option = {"compiled_cache": _Shared()}
     vars(database)["create_engine"] = partial(create_engine, execution_options=option)
-    vars(messages)["Prepared"] = _prepared
-    vars(utils)["get_lib_version"] = cache(utils.get_lib_version)
     api = import_module("dispatcher.web.api")
     vars(api)["document_of"] = _drawn_once(api.document_of)
 
