@@ -8,7 +8,7 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
-from sqlalchemy import and_
+from sqlalchemy import and_, case
 
 from dispatcher.delivery.group import permit_of
 from dispatcher.errors import OutcomeUnknown, StoreUnavailable, TooLate
@@ -57,6 +57,12 @@ def _last_claim_only(changes: Any, given: Any, statement: Any) -> Any:
 
 def _attempts_kept(changes: Any, _: Any, statement: Any) -> Any:
     return statement.values(attempt_count=changes._messages.c.attempt_count)
+
+
+def _attempt_forgotten(changes: Any, given: Any, statement: Any) -> Any:
+    is_retried = given("status") == Status.SCHEDULED.value
+    count = changes._messages.c.attempt_count
+    return statement.values(attempt_count=count - case((is_retried, 1), else_=0))
 
 
 def _never_held(sa: Any) -> Any:
@@ -161,6 +167,7 @@ BUGS: Mapping[str, Seams] = {
     },
     "late success forgotten": _statement("sent", _last_claim_only),
     "a snooze counts an attempt": _statement("snoozed", _attempts_kept),
+    "a retry forgets its attempt": _statement("failed", _attempt_forgotten),
     "rescue forgets hold": {"store.maintenance.sa": _never_held},
     "permits settled before the send": {
         "delivery.group.Group._call": _settled_first,

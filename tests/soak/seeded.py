@@ -17,14 +17,13 @@ from functools import partial
 from typing import Any, NamedTuple
 from uuid import uuid5
 
-from sqlalchemy import BinaryExpression, case, true
+from sqlalchemy import BinaryExpression, true
 from sqlalchemy.sql.visitors import replacement_traverse
 
 from dispatcher.errors import PerhapsSent, TemporaryFailure
 from dispatcher.message import Status
 from dispatcher.redis.scripts import Script
 from dispatcher.store.claims import Failure
-from dispatcher.store.database import GuardedChange
 from dispatcher.transports.smtp import SmtpReply
 from tests.support.planting import Seams, nothing, planted
 
@@ -112,21 +111,6 @@ def _any_status(real: Any) -> Any:
     return changed
 
 
-def _attempt_not_counted(real: Any) -> Any:
-    def failed(self: Any) -> Any:
-        count = self._tables.messages.c.attempt_count
-        first = real.func(self)
-
-        def make(given: Any) -> Any:
-            is_retried = given("status") == Status.SCHEDULED.value
-            less = count - case((is_retried, 1), else_=0)
-            return first.make(given).values(attempt_count=less)
-
-        return GuardedChange(self.backend, make)
-
-    return property(failed)
-
-
 def _any_content_recalled(_: Any) -> Any:
     return lambda valid, known: known.get(valid.idempotency_key, (None,))[0]
 
@@ -167,20 +151,6 @@ def _id_of_the_attempt(real: Any) -> Any:
 
 def _taken_for_no_time(real: Any) -> Any:
     return lambda *given, **named: real(*given, **named | {"within": timedelta(0)})
-
-
-def _any_token(_: Any) -> Any:
-    def ours(self: Any, given: Any) -> Any:
-        return self._tables.messages.c.id == given("id"), given("token") == given("token")
-
-    return ours
-
-
-def _last_claim_only(_: Any) -> Any:
-    def sent(self: Any) -> Any:
-        return GuardedChange(self.backend, lambda given: self._sent(*self._ours(given)))
-
-    return property(sent)
 
 
 _REPEATED = ("broker.repeat", "reply.task", "broker.no-queues")
@@ -266,9 +236,6 @@ BUGS = {
         },
         "I3",
     ),
-    "a retry forgets its attempt": Bug(
-        {"store.claims.ClaimChanges.failed": _attempt_not_counted}, "I4"
-    ),
     "a key with other content answered with the message": Bug(
         dict.fromkeys(
             ["submission.sinks.recalled", "submission.pipeline.recalled"], _any_content_recalled
@@ -294,15 +261,6 @@ BUGS = {
         },
         test="tests/reservation/test_faults.py::"
         "test_a_lost_reply_of_a_booking_leaves_exactly_one_member",
-    ),
-    "token not checked in the record": Bug(
-        {"store.claims.ClaimChanges._ours": _any_token},
-        test="tests/store/test_claims.py::test_a_record_of_many_is_taken_for_each_by_its_own_token",
-    ),
-    "a late success forgotten once another has claimed": Bug(
-        {"store.claims.ClaimChanges.sent": _last_claim_only},
-        test="tests/store/test_claims.py::"
-        "test_a_success_ends_the_message_whatever_comes_of_the_next_try",
     ),
 }
 
