@@ -13,6 +13,7 @@ from dispatcher import (
     IdempotencyConflict,
     InvalidSendTime,
     Message,
+    QuotaExceeded,
 )
 from dispatcher.times.send_time import to_ms
 from tests.support.all_windows import let_graces_pass
@@ -101,6 +102,15 @@ def in_a_session(house: House, **asked: Any) -> Message:
         message = keyed(house, session=session, **asked)
         session.commit()
         return message
+
+
+def test_a_refused_submit_does_not_use_its_key_up(house: House) -> None:
+    house.submit(send_at=SOON)
+    before = house.snapshot()
+    with pytest.raises(QuotaExceeded):
+        keyed(house)
+    assert house.snapshot() == before
+    assert keyed(house, send_at=SOON + HOUR).send_at == SOON + HOUR
 
 
 def test_a_duplicate_that_redis_forgot_is_told_of_the_message(build: Build) -> None:

@@ -88,6 +88,18 @@ def test_every_way_to_shift_names_its_latest(build: Build) -> None:
     assert (caught.value.latest, "latest" in str(caught.value)) == (None, False)
 
 
+def test_a_shift_stays_before_the_expiry(house: House) -> None:
+    house.submit(send_at=SEED)
+    before = house.snapshot()
+    for late in (SEED + MINUTE, "2100-01-01T11:12:11Z"):
+        with pytest.raises(QuotaExceeded):
+            house.submit(send_at=SEED, on_conflict="shift", expires_at=late)
+    assert house.snapshot() == before
+    millisecond = timedelta(milliseconds=1)
+    just = house.submit(send_at=SEED, on_conflict="shift", expires_at=SEED + MINUTE + millisecond)
+    assert just.send_at == SEED + MINUTE
+
+
 def test_a_shift_never_goes_beyond_the_farthest_time_allowed(build: Build) -> None:
     house = build(quotas="1/7 day", max_horizon="10 days", retention="60 days")
     first = house.submit(send_in=timedelta(days=9))
