@@ -30,7 +30,6 @@ from dispatcher.selection import Wanted, id_of
 from dispatcher.store.api import ApiKey, ApiKeys, Sessions
 from dispatcher.store.schema import PAUSED_RECIPIENT, Movable
 from dispatcher.times.clock import SystemClock
-from dispatcher.web.bounds import Threads
 from dispatcher.web.problems import Refused, forbidden, unauthorized
 
 if TYPE_CHECKING:
@@ -221,8 +220,7 @@ def caller_of(key: ApiKey) -> Caller:
 
 
 class Admission:
-    def __init__(self, parts: App, threads: Threads, *, auth: Auth | None, rate: str) -> None:
-        self._threads = threads
+    def __init__(self, parts: App, *, auth: Auth | None, rate: str) -> None:
         self.caller_of = auth or KeyAuth(parts.api_keys)
         self._redis = parts.plain_redis
         self._prefix = f"{parts.settings.namespace}.api"
@@ -232,18 +230,12 @@ class Admission:
         self._warns_at = 0.0
         parse(rate)
 
-    async def identify(self, request: Request) -> None:
-        request.state.caller = await self._threads.run(self.caller_of, request)
-
     def admit(self, request: Request) -> Caller:
-        caller = request.state.caller = self.caller_of(request)
-        self.count(request)
-        return caller
+        """Find the caller, and count the call; refuse it where none is left.
 
-    def count(self, request: Request) -> None:
-        """Count the call; refuse it where none is left. It goes on where Redis does not answer."""
-        request.state.is_counted = True
-        caller: Caller = request.state.caller
+        It goes on where Redis does not answer.
+        """
+        caller = request.state.caller = self.caller_of(request)
         rate = caller.rate or self._rate
         limiter = self._limits.get(rate)
         if limiter is None:
@@ -255,12 +247,13 @@ class Admission:
             if now >= self._warns_at:
                 self._warns_at = now + _WARN_SECONDS
                 log.warning("calls are not limited while Redis does not answer: %s", error)
-            return
+            return caller
         request.state.headers = limit_headers(limiter.limits, decision, name="key")
         if not decision:
             wait = max(1, -(-decision.retry_after // timedelta(seconds=1)))
             detail = f"{quoted(caller.name)} may call {rate}; try again in {wait} s"
             raise Refused(429, "limit-reached", detail, headers={"Retry-After": str(wait)})
+        return caller
 
 
 def add_key(

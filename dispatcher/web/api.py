@@ -241,7 +241,7 @@ class Api(FastAPI):
         self.listening = Threads(dispatcher, _LISTEN_THREADS)
         self.streams = Streams()
         self.digest = digest_with(self.settings.log_key)
-        self.admission = Admission(self.parts, self.threads, auth=auth, rate=rate)
+        self.admission = Admission(self.parts, auth=auth, rate=rate)
         for endpoint in ENDPOINTS:
             is_awaited = iscoroutinefunction(endpoint.function)
             success: dict[int | str, Any] = {endpoint.status: {"model": endpoint.answer}}
@@ -292,21 +292,13 @@ def api(dispatcher: Dispatcher, *, auth: Auth | None = None, rate: str = RATE) -
 
 
 def _in_thread(endpoint: Endpoint) -> Callable[..., Coroutine[Any, Any, Response]]:
-    """Run it, once its call is counted, in threads that it gets with the call.
-
-    FastAPI keeps functions for ever.
-    """
-
-    def admitted(context: Context, **given: Any) -> Response:
-        caller = context.admit()
-        if endpoint.is_unbound:
-            caller.check_unbound()
-        response: Response = endpoint.function(context, **given)
-        return response
+    """Run it in threads that it gets with the call: FastAPI keeps functions for ever."""
 
     @wraps(endpoint.function)
     async def answered(context: Context, **given: Any) -> Response:
-        service, work = context.service, partial(admitted, context, **given)
+        if endpoint.is_unbound:
+            context.caller.check_unbound()
+        service, work = context.service, partial(endpoint.function, context, **given)
         if endpoint.is_long:
             return await service.long.run_for(context.caller.name, work)
         return await service.threads.run(work)
@@ -336,7 +328,7 @@ class CallRoute(APIRoute):
 
 
 class CallMiddleware:
-    """Finds callers before calls are read. Logs changes without names."""
+    """Finds callers, and counts calls, before these are read. Logs changes without names."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -363,7 +355,7 @@ class CallMiddleware:
         if path != _DOCUMENT:
             try:
                 check_is_utf8(scope)
-                await request.app.admission.identify(request)
+                await request.app.threads.run(request.app.admission.admit, request)
             except (Refused, DispatcherError) as error:
                 answer = await _failed(request, error)
                 await answer(scope, receive, send_more)
@@ -372,12 +364,6 @@ class CallMiddleware:
 
 
 async def _failed(request: Request, error: Any) -> Response:
-    """Answer an error of a call, which is counted first: it may be one too many."""
-    if hasattr(request.state, "caller") and not hasattr(request.state, "is_counted"):
-        try:
-            await request.app.threads.run(request.app.admission.count, request)
-        except Refused as refused:
-            error = refused
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         error = invalid(first, first["loc"][1:], THE_CALL)

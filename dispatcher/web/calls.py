@@ -407,12 +407,12 @@ async def submit_batch(request: Request) -> Response:
     its own `idempotency_key`.
     """
     context, headers = Context(request), request.headers
-    caller = await context.service.threads.run(context.admit)
     if headers.get("content-type", "").partition(";")[0].strip().lower() != _NDJSON:
         raise Refused(415, "unsupported-media-type", f"send lines of JSON as {_NDJSON}")
     if "idempotency-key" in headers:
         raise InvalidDraft("Idempotency-Key", "given for a batch", "idempotency_key in lines")
-    return StreamedResponse("batches", _verdicts(context), context.service.streams, caller.name)
+    streams, name = context.service.streams, context.caller.name
+    return StreamedResponse("batches", _verdicts(context), streams, name)
 
 
 async def _verdicts(context: Context) -> AsyncIterator[str]:
@@ -520,15 +520,13 @@ async def events(
     Each has the name of the transition, and an `Event` as its data. An event named `gap` says
     that some after `Last-Event-ID` are not kept any more.
     """
-    caller = await context.service.threads.run(context.admit)
     if not context.service.settings.events_kept:
         detail = "events are off; the operator sets DISPATCHER_EVENTS_KEPT in every process"
         raise Refused(404, "no-events", detail)
     if last_event_id is not None and not _EVENT_ID.fullmatch(last_event_id):
         raise InvalidDraft("Last-Event-ID", "is no id of an event", "the id of one that came")
-    return StreamedResponse(
-        "listeners", _event_lines(context, last_event_id), context.service.streams, caller.name
-    )
+    streams, name = context.service.streams, context.caller.name
+    return StreamedResponse("listeners", _event_lines(context, last_event_id), streams, name)
 
 
 async def _event_lines(context: Context, last: str | None) -> AsyncIterator[str]:

@@ -53,10 +53,7 @@ _HTTP_NAMES = {
 
 
 class Context:
-    """A call under way; :meth:`check` looks at its rights, :meth:`admit` counts it.
-
-    ``raw`` is its body, empty until it is read.
-    """
+    """A call under way. ``raw`` is its body, empty until it is read."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -171,10 +168,6 @@ class Context:
                 raise unknown_name(name, "parameter", names)
             if times > 1 and name != "count":
                 raise InvalidDraft(name, "is given more than once", "one value")
-
-    def admit(self) -> Caller:
-        self.service.admission.count(self.request)
-        return self.caller
 
     def traced(self) -> AbstractContextManager[None]:
         spans, headers = self.service.parts.spans, self.request.headers

@@ -310,7 +310,7 @@ class Site:
         self.access = access
         self.threads = Threads(dispatcher, _MOST_THREADS)
         self.shared = Threads(dispatcher, _SHARED_THREADS, most_of_one=_SHARED_THREADS_OF_ONE)
-        self._admission = Admission(self.parts, self.threads, auth=self._known, rate=rate)
+        self._admission = Admission(self.parts, auth=self._known, rate=rate)
         self.can_sign_in = isinstance(access, SignIn)
         self.digest = digest_with(self.settings.log_key)
         self.figures: dict[Hashable, CachedRead[Any]] = {}
