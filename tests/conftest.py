@@ -19,11 +19,10 @@ from dispatcher.store.database import Database
 from dispatcher.times import zones
 from tests.support import canaries
 from tests.support.compiled import compile_once
-from tests.support.far import FarDatabase
 from tests.support.house_fixtures import build, house, slow
 from tests.support.http_receiver import Receiver, receiving
 from tests.support.mariadb import MariaDBServer
-from tests.support.proxy import Proxy
+from tests.support.proxy import FarDatabase, Proxy
 from tests.support.rabbitmq import own_queue, rabbitmq
 from tests.support.reserving import Reserving, reserving
 from tests.support.servers import PostgresServer, RedisServer

@@ -19,10 +19,9 @@ from dispatcher.errors import QuotaExceeded, ReservationsUnavailable
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import ShardKeys, scope_of, shard_of
 from dispatcher.times.clock import SystemClock
-from tests.support.all_windows import promised, windows_of
 from tests.support.cluster import QUICK_MS, Cluster, slot_of, three_masters
 from tests.support.environment import CHANNEL, Environment, Maker
-from tests.support.house import Gate, House
+from tests.support.house import Gate, House, promised, windows_of
 from tests.support.load import Load, flow
 from tests.support.model import excesses
 from tests.support.nodes import Node

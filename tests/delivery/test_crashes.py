@@ -20,7 +20,6 @@ from dispatcher import Dispatcher, Message, ReservationsUnavailable, Status
 from dispatcher.message import OnUnknown, Outcome, new_id
 from dispatcher.store.maintenance import Due
 from dispatcher.times.clock import SystemClock
-from tests.support.all_windows import let_graces_pass, promised, windows_of
 from tests.support.crashes import (
     CHANNEL,
     ROOMY,
@@ -34,7 +33,7 @@ from tests.support.crashes import (
     published,
     reconcile,
 )
-from tests.support.house import BODY, House
+from tests.support.house import BODY, House, let_graces_pass, promised, windows_of
 from tests.support.house_fixtures import Build, on_postgresql
 from tests.support.ledger import stop_at_first_send
 from tests.support.waiting import wait_until

@@ -12,9 +12,9 @@ import pytest
 from dispatcher import Message, Outcome, PermanentFailure, Status, StoreUnavailable
 from dispatcher.times.send_time import to_ms
 from tests.support.doubles import Between, once, raising
-from tests.support.far import FarDatabase
 from tests.support.house import House, hour_ago, house_on
 from tests.support.house_fixtures import Build
+from tests.support.proxy import FarDatabase
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 

@@ -19,9 +19,9 @@ from dispatcher import (
 )
 from dispatcher.times.send_time import to_ms
 from tests.support.doubles import Between, at_once, once
-from tests.support.far import FarDatabase
 from tests.support.house import House, hour_ago, house_on
 from tests.support.house_fixtures import Build, on_sqlite
+from tests.support.proxy import FarDatabase
 from tests.support.servers import RedisServer
 
 HOUR = timedelta(hours=1)

@@ -29,7 +29,6 @@ from dispatcher.store.survey import StoreSurvey
 from dispatcher.telemetry.liveness import Kind
 from dispatcher.times.clock import SystemClock
 from dispatcher.times.zones import database
-from tests.support.all_windows import let_graces_pass
 from tests.support.clock import MovableClock
 from tests.support.cluster import cluster_of_one
 from tests.support.examining import (
@@ -42,7 +41,7 @@ from tests.support.examining import (
     note_at_work,
     stops,
 )
-from tests.support.house import House, house_on
+from tests.support.house import House, house_on, let_graces_pass
 from tests.support.house_fixtures import Build, on_postgresql, on_sqlite
 from tests.support.migrations import HEAD, NEXT, REVISIONS, become_next_version
 from tests.support.servers import RedisServer

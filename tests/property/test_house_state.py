@@ -30,14 +30,16 @@ from dispatcher.store.messages import NewSlot
 from dispatcher.submission.pipeline import Result
 from dispatcher.submission.validation import validate
 from dispatcher.times.send_time import from_ms, to_ms
-from tests.support.all_windows import (
+from tests.support.clock import MovableClock
+from tests.support.house import (
+    FAR,
+    House,
+    house_on,
     let_graces_pass,
     pending_entries,
     promised,
     windows_of,
 )
-from tests.support.clock import MovableClock
-from tests.support.house import FAR, House, house_on
 from tests.support.house_model import (
     FAR_AWAY,
     QUIET,

@@ -28,9 +28,16 @@ from dispatcher.limiters.permits import Permit
 from dispatcher.message import new_id
 from dispatcher.redis.client import connect_redis, ping
 from dispatcher.redis.cluster import refresh
-from tests.support.all_windows import let_graces_pass, promised, windows_of
 from tests.support.cluster import Cluster, Member, one_and_a_new_node, slot_of
-from tests.support.house import BODY, House, hour_ago, house_on
+from tests.support.house import (
+    BODY,
+    House,
+    hour_ago,
+    house_on,
+    let_graces_pass,
+    promised,
+    windows_of,
+)
 from tests.support.model import excesses
 from tests.support.servers import RedisServer
 from tests.support.waiting import DEADLINE, wait_until

@@ -14,11 +14,18 @@ from dispatcher.limiters.permits import Permit
 from dispatcher.message import new_id
 from dispatcher.operations.checks import Level
 from dispatcher.redis.keys import shard_of
-from tests.support.all_windows import let_graces_pass, promised, windows_of
 from tests.support.callers import callers_engine
 from tests.support.cluster import CLUSTERS, Cluster, Member, three_masters
 from tests.support.examining import examined, levels
-from tests.support.house import BODY, House, hour_ago, house_on
+from tests.support.house import (
+    BODY,
+    House,
+    hour_ago,
+    house_on,
+    let_graces_pass,
+    promised,
+    windows_of,
+)
 from tests.support.servers import RedisServer
 
 SHARDS = 64

@@ -11,9 +11,8 @@ import pytest
 from dispatcher import Fault, ReservationsUnavailable
 from dispatcher.errors import SlotRefused
 from dispatcher.operations.checks import Finding, Level
-from tests.support.all_windows import promised, windows_of
 from tests.support.examining import doctor_for
-from tests.support.house import FAR, House
+from tests.support.house import FAR, House, promised, windows_of
 from tests.support.house_fixtures import Build, on_sqlite
 
 pytestmark = on_sqlite

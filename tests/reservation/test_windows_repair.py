@@ -23,9 +23,8 @@ from dispatcher.reservation.booking import Terms
 from dispatcher.store.schema import Addition
 from dispatcher.times.clock import SystemClock
 from dispatcher.times.send_time import to_ms
-from tests.support.all_windows import let_graces_pass
 from tests.support.doubles import Between, once
-from tests.support.house import FAR, House
+from tests.support.house import FAR, House, let_graces_pass
 from tests.support.house_fixtures import Build
 from tests.support.reserving import move, reserve
 

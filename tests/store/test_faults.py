@@ -17,7 +17,7 @@ from dispatcher.store.engines.mariadb import check_version
 from dispatcher.store.engines.postgresql import PostgreSQLConnection
 from dispatcher.store.messages import Messages
 from tests.support import rows
-from tests.support.far import FarDatabase
+from tests.support.proxy import FarDatabase
 
 on_postgresql = pytest.mark.parametrize("far", ["postgresql"], indirect=True)
 

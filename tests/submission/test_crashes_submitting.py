@@ -20,10 +20,9 @@ from dispatcher import Dispatcher, Draft, Message, Status
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import scope_of, shard_of
 from dispatcher.times.clock import SystemClock
-from tests.support.all_windows import pending_entries, promised, windows_of
 from tests.support.callers import callers_engine
 from tests.support.crashes import CHANNEL, ROOMY, How, die, heal, judge, lines, published, reconcile
-from tests.support.house import BODY, House
+from tests.support.house import BODY, House, pending_entries, promised, windows_of
 from tests.support.house_fixtures import Build, on_postgresql
 from tests.support.model import is_broken
 from tests.support.soak import a_third_of

@@ -16,10 +16,9 @@ from dispatcher import (
     QuotaExceeded,
 )
 from dispatcher.times.send_time import to_ms
-from tests.support.all_windows import let_graces_pass
 from tests.support.callers import callers_engine
 from tests.support.doubles import Between, once
-from tests.support.house import FAR, House, draft
+from tests.support.house import FAR, House, draft, let_graces_pass
 from tests.support.house_fixtures import Build
 
 SOON = FAR + timedelta(minutes=1)

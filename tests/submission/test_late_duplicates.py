@@ -12,9 +12,8 @@ from sqlalchemy import update
 
 from dispatcher import Message, MessageNotFound, QuotaExceeded, StoreUnavailable
 from dispatcher.times.send_time import to_ms
-from tests.support.all_windows import let_graces_pass
 from tests.support.doubles import Between, once, raising
-from tests.support.house import FAR, House
+from tests.support.house import FAR, House, let_graces_pass
 from tests.support.house_fixtures import Build
 from tests.support.tables import messages
 

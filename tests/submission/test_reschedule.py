@@ -27,9 +27,8 @@ from dispatcher.store.messages import NewSlot
 from dispatcher.store.schema import Movable
 from dispatcher.times.send_time import to_ms
 from dispatcher.times.zones import known_zone
-from tests.support.all_windows import let_graces_pass, promised, windows_of
 from tests.support.doubles import at_once, once, raising
-from tests.support.house import FAR, House, hour_ago
+from tests.support.house import FAR, House, hour_ago, let_graces_pass, promised, windows_of
 from tests.support.house_fixtures import Build
 from tests.support.reserving import move
 from tests.support.tables import messages

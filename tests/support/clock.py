@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
 
 class MovableClock:
-    """Implements ``dispatcher.times.clock.Clock``. Sleeping moves it and is written down."""
+    """Implements ``dispatcher.times.clock.Clock``. Sleeping moves it and is written down.
+
+    ``meanwhile``, if a test sets it, is called in each sleep.
+    """
+
+    meanwhile: Callable[[], object] | None = None
 
     def __init__(self, now: datetime = NOON) -> None:
         self._lock = threading.Lock()
@@ -29,6 +35,8 @@ class MovableClock:
     def sleep(self, seconds: float) -> None:
         self.sleeps.append(seconds)
         self.advance(timedelta(seconds=max(0.0, seconds)))
+        if self.meanwhile is not None:
+            self.meanwhile()
 
     def advance(self, length: timedelta) -> None:
         if length < timedelta(0):

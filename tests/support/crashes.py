@@ -18,9 +18,8 @@ from dispatcher import Dispatcher, Settings, faults
 from dispatcher.faults import VARIABLE, InjectedFault, arm
 from dispatcher.message import Outcome, Status
 from tests.support import judge as judging
-from tests.support.all_windows import let_graces_pass, pending_entries
 from tests.support.history import FINAL, History, read
-from tests.support.house import House
+from tests.support.house import House, let_graces_pass, pending_entries
 from tests.support.lines import places, stored, terms_of, told
 from tests.support.processes import forking
 from tests.support.tables import messages

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -15,8 +15,10 @@ from sqlalchemy import insert, select, text, update
 
 from dispatcher import Dispatcher, Draft, Message, Outcome, Settings
 from dispatcher.app import App
-from dispatcher.message import new_id
+from dispatcher.message import Status, new_id
 from dispatcher.redis.keys import PermitKeys, ShardKeys, permit_parts, shard_of
+from dispatcher.reservation.encoding import member_of
+from dispatcher.scope import Scope, counted
 from dispatcher.store.database import Database
 from dispatcher.store.schema import VOID, Tables
 from dispatcher.store.survey import StoreSurvey
@@ -28,6 +30,7 @@ from tests.support.clock import MovableClock
 from tests.support.doubles import Between, WorkerDied, raising
 from tests.support.reserving import scores, value_of, window
 from tests.support.servers import RedisServer
+from tests.support.tables import messages
 
 BROKER_DB = 1
 HOUR = timedelta(hours=1)
@@ -94,8 +97,8 @@ class House(AbstractContextManager["House"]):
         return self.parts.database.tables
 
     @property
-    def moved(self) -> ActingClock:
-        assert isinstance(self.clock, ActingClock)
+    def moved(self) -> MovableClock:
+        assert isinstance(self.clock, MovableClock)
         return self.clock
 
     @property
@@ -329,7 +332,7 @@ def house_on(
             for name, channel in loaded.channels.items()
         }
         loaded = loaded.model_copy(update={"channels": channels})
-    house = House(loaded, clock or ActingClock(FAR), server=server, url=url, gate=gate)
+    house = House(loaded, clock or MovableClock(FAR), server=server, url=url, gate=gate)
     if opened:
         house.open()
         if isinstance(house.clock, MovableClock):
@@ -337,22 +340,65 @@ def house_on(
     return house
 
 
-class ActingClock(MovableClock):
-    """A movable clock on which something happens while somebody sleeps."""
-
-    meanwhile: Callable[[], object] | None = None
-
-    def sleep(self, seconds: float) -> None:
-        super().sleep(seconds)
-        if self.meanwhile is not None:
-            self.meanwhile()
-
-
 def draft(recipient: str = "ada", **asked: Any) -> Draft:
     values: dict[str, Any] = {"channel": "memory", "recipient": recipient, "body": BODY}
     return Draft(**values | {"send_at": FAR + HOUR} | asked)
 
 
-def hour_ago() -> ActingClock:
+def hour_ago() -> MovableClock:
     """Return a clock that is an hour slow: what is submitted by it is due at once."""
-    return ActingClock(SystemClock().now().replace(microsecond=0) - timedelta(hours=1))
+    return MovableClock(SystemClock().now().replace(microsecond=0) - timedelta(hours=1))
+
+
+Windows = dict[str, dict[bytes, int]]
+"""By the name of the key: members and their times in ms."""
+
+_GRACE = timedelta(hours=1)
+"""More than any grace of a house in tests."""
+
+
+def key_of(house: House, scope: Scope) -> str:
+    return house.keys(scope.home).window(scope.name, scope.kind)
+
+
+def windows_of(house: House) -> Windows:
+    names = house.redis.scan_iter(match=f"{{{house.settings.namespace}:*}}:window*")
+    return {name.decode(): scores(house.redis, name) for name in names}
+
+
+def promised(house: House) -> Windows:
+    columns = (messages.c[name] for name in ("id", "scope", "channel", "scopes", "send_at", "tail"))
+    query = select(*columns).where(
+        messages.c.status.notin_([Status.CANCELLED.value, Status.EXPIRED.value, VOID])
+    )
+    found: Windows = {}
+    for message_id, scope, channel, scopes, send_at, tail in house.database.run(
+        lambda connection: [tuple(row) for row in connection.execute(query)]
+    ):
+        kinds = house.settings.quotas_of
+        for each in counted(kinds, scope=scope, channel=channel, scopes=scopes):
+            members = found.setdefault(key_of(house, each), {})
+            members[member_of(message_id, tail)] = to_ms(cast("datetime", send_at))
+    return found
+
+
+def shard(house: House, scope: Scope) -> int:
+    return shard_of(scope.home, house.settings.shards)
+
+
+def pending_entries(house: House) -> list[bytes]:
+    return [
+        entry
+        for keys in house.parts.fence.keys
+        for entry in cast("list[bytes]", house.redis.zrange(keys.pending, 0, -1))
+    ]
+
+
+def let_graces_pass(house: House) -> None:
+    older = -(_GRACE // timedelta(milliseconds=1))
+    client: Any = house.redis
+    for keys in house.parts.fence.keys:
+        for entry in client.zrange(keys.pending, 0, -1):
+            client.zincrby(keys.pending, older, entry)
+        if client.exists(keys.epoch):
+            client.hincrby(keys.epoch, "opened_at_ms", older)

@@ -23,9 +23,8 @@ from dispatcher.errors import (
 from dispatcher.message import Draft, Message
 from dispatcher.scope import Scope, counted, own_scope
 from dispatcher.times.send_time import from_ms, to_ms
-from tests.support.all_windows import Windows, key_of, shard
 from tests.support.calendar_model import Item, text_of
-from tests.support.house import House
+from tests.support.house import House, Windows, key_of, shard
 from tests.support.model import Ledger, Wish
 
 Expected = UUID | int | type[Exception]

@@ -15,6 +15,9 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Self
 
+from tests.support.mariadb import MariaDBServer
+from tests.support.servers import PostgresServer
+
 _CHUNK = 65_536
 
 
@@ -243,3 +246,21 @@ def _reset(connection: socket.socket) -> None:
     """Close with a reset, so that the other side notices at once."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
+
+
+@dataclass(frozen=True)
+class FarDatabase:
+    server: PostgresServer | MariaDBServer
+    name: str
+    proxy: Proxy
+
+    @property
+    def direct(self) -> str:
+        return self.server.url(self.name)
+
+    @property
+    def through(self) -> str:
+        return self.server.url(self.name, port=self.proxy.port)
+
+    def end_connections(self) -> None:
+        self.server.end_connections(self.name)

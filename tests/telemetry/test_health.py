@@ -43,8 +43,7 @@ from dispatcher.times.clock import Clock, SystemClock
 from dispatcher.times.zones import database
 from tests.support.clock import MovableClock
 from tests.support.environment import broker_on
-from tests.support.far import FarDatabase
-from tests.support.proxy import Proxy
+from tests.support.proxy import FarDatabase, Proxy
 from tests.support.rabbitmq import ADDRESS, url_at
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
