@@ -368,11 +368,10 @@ class Permits:
         for keys, marker in markers.items():
             of_shard = members[keys.tag]
             for start in range(0, max(1, len(of_shard)), _MOST_AT_ONCE):
-                logs: dict[str, list[Any]] = defaultdict(list)
-                for log, age_ms, permit_id in of_shard[start : start + _MOST_AT_ONCE]:
-                    logs[log] += [age_ms, permit_id]
-                words = [word for flat in logs.values() for word in (len(flat) // 2, *flat)]
-                calls.append(([keys.rebuild, *logs], [marker, *lengths, *words]))
+                part = of_shard[start : start + _MOST_AT_ONCE]
+                words = [word for _, *of_permit in part for word in of_permit]
+                names = [keys.rebuild, *(log for log, *_ in part)]
+                calls.append((names, [marker, *lengths, *words]))
         self._replies("restore_permits", calls)
 
     def forget(self, scope: str, counting: Callable[[Sequence[UUID]], Mapping[UUID, bool]]) -> None:

@@ -1,9 +1,8 @@
 -- Put permits that the store knows back into their logs, while the logs are being rebuilt.
 --
--- KEYS  1 rebuild STRING   2... log ZSETs
+-- KEYS  1 rebuild STRING   2... per permit and log: the log, a ZSET of permits
 -- ARGV  1 marker   2 life of the marker, ms   3 length of the longest limit, ms
---       4... of each log: number of its permits, then of each: age in ms (negative: how long it may
---       still be used), permit id
+--       4... of each: age in ms (negative: how long it may still be used), permit id
 -- Reply 1, or 0 when the marker is no longer the caller's; then nothing was written
 --
 -- The marker gets a '+': from now on rebuild.lua wipes nothing.
@@ -16,17 +15,16 @@ redis.call('SET', KEYS[1], ARGV[1] .. '+', 'PX', ARGV[2])
 local time = redis.call('TIME')
 -- Rounded up: a send must not count from earlier than it was.
 local now = time[1] * 1000 + math.floor(time[2] / 1000) + 1
-local position = 4
+local logs = {}
 for index = 2, #KEYS do
-  local log, last = KEYS[index], position + 2 * ARGV[position]
-  for each = position + 1, last, 2 do
-    local age = tonumber(ARGV[each])
-    -- The store knows the claim, not whether it has a permit yet: it counts, with half a ms to mark
-    -- it, and take_permits.lua judges it when it is requested.
-    redis.call('ZADD', log, now - age + (age < 0 and 0.5 or 0), ARGV[each + 1])
-  end
+  local age = tonumber(ARGV[2 * index])
+  -- The store knows the claim, not whether it has a permit yet: it counts, with half a ms to mark
+  -- it, and take_permits.lua judges it when it is requested.
+  redis.call('ZADD', KEYS[index], now - age + (age < 0 and 0.5 or 0), ARGV[2 * index + 1])
+  logs[KEYS[index]] = true
+end
+for log in pairs(logs) do
   local latest = redis.call('ZRANGE', log, -1, -1, 'WITHSCORES')
   redis.call('PEXPIREAT', log, math.ceil(latest[2] + ARGV[3]))
-  position = last + 1
 end
 return 1
