@@ -63,8 +63,7 @@ from dispatcher.submission.sinks import CallersTransactions, DryRun, OwnTransact
 from dispatcher.submission.story import StoryReader
 from dispatcher.submission.timeline import TimelineReader
 from dispatcher.submission.validation import DraftValidator
-from dispatcher.telemetry.journal import Journal, digest_with
-from dispatcher.telemetry.listeners import EventStream, Hooks, find_hooks
+from dispatcher.telemetry.journal import EventStream, Hooks, Journal, digest_with, find_hooks
 from dispatcher.telemetry.liveness import BROKER, HANGS_AFTER, Health, Kind, Pulse, Signs
 from dispatcher.templating import Templates
 from dispatcher.times.clock import Clock, SystemClock

@@ -22,7 +22,7 @@ from dispatcher.reservation.survey import RedisNode
 from dispatcher.settings import Settings, config_file, open_to_others
 from dispatcher.store.maintenance import MOST_GRACES
 from dispatcher.store.survey import LateCount
-from dispatcher.telemetry.listeners import find_hooks
+from dispatcher.telemetry.journal import find_hooks
 from dispatcher.telemetry.liveness import MISSED_INTERVALS, Kind
 from dispatcher.times.clock import Clock
 from dispatcher.times.zones import PACKAGE, database

@@ -28,7 +28,7 @@ from dispatcher.errors import ReservationsUnavailable, Unavailable
 from dispatcher.redis.client import now_ms
 from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import LooseKeys
-from dispatcher.telemetry.listeners import started
+from dispatcher.telemetry.journal import started
 from dispatcher.times.clock import MILLISECOND, Clock
 from dispatcher.times.zones import database
 

@@ -23,7 +23,7 @@ from dispatcher.reservation.timeline import Timeline
 from dispatcher.store.lists import Pause
 from dispatcher.store.lists import Suppression as StoredSuppression
 from dispatcher.submission.erasure import Erased
-from dispatcher.telemetry.listeners import StreamEntry
+from dispatcher.telemetry.journal import StreamEntry
 from dispatcher.web.access import Caller, Right
 
 _LONGEST_SECONDS = 100 * 366 * 24 * 3_600.0

@@ -11,8 +11,7 @@ from unittest.mock import Mock, patch
 import pytest
 
 from dispatcher import Draft, InvalidSettings, Message, Status, StoreUnavailable
-from dispatcher.telemetry.journal import Journal, Transition
-from dispatcher.telemetry.listeners import KNOWN, Hooks, find_hooks
+from dispatcher.telemetry.journal import KNOWN, Hooks, Journal, Transition, find_hooks
 from tests.support.doubles import HookCalls, at_once
 from tests.support.house import BODY, House, hour_ago
 from tests.support.house_fixtures import Build
@@ -147,7 +146,7 @@ class Slow:
 def test_a_hanging_hook_holds_up_no_work_and_its_queue_is_bounded(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dispatcher.telemetry.listeners._MOST_FOR_HOOKS", 10)
+    monkeypatch.setattr("dispatcher.telemetry.journal._MOST_FOR_HOOKS", 10)
     caplog.set_level(logging.WARNING)
     slow = Slow()
     hooks = Hooks(slow, read=lambda _: [])
