@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 from sqlalchemy import false, or_
 
 from dispatcher.celery.configuration import create_app
-from dispatcher.celery.queue import Queue
-from dispatcher.celery.survey import BrokerProbe, check_url
+from dispatcher.celery.queue import BrokerProbe, Queue, check_url
 from dispatcher.delivery import Delivery, GroupQueue, Shared, StopFlag
 from dispatcher.delivery.reconciler import MARKER_SPARE, Reconciler
 from dispatcher.delivery.send_log import SendLogs

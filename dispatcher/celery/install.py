@@ -18,7 +18,7 @@ from dispatcher.celery.configuration import (
     remember,
     settings_of,
 )
-from dispatcher.celery.survey import app_facts
+from dispatcher.celery.queue import app_facts
 from dispatcher.errors import InvalidSettings, QueueUnavailable, kind_of, quoted
 from dispatcher.settings import Settings
 

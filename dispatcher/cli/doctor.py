@@ -13,7 +13,7 @@ from rich.text import Text
 
 from dispatcher.app import App
 from dispatcher.celery.configuration import settings_of
-from dispatcher.celery.survey import load_app
+from dispatcher.celery.queue import load_app
 from dispatcher.cli import output
 from dispatcher.cli.app import bar, command, command_group, confirm, say_error
 from dispatcher.client import Dispatcher

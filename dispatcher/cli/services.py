@@ -22,7 +22,7 @@ from celery.signals import after_setup_logger, after_setup_task_logger, worker_r
 from typer.core import TyperCommand
 
 from dispatcher.app import App, prometheus
-from dispatcher.celery.survey import check_url
+from dispatcher.celery.queue import check_url
 from dispatcher.cli import output
 from dispatcher.cli.app import command, say_error, say_warning, until_stopped
 from dispatcher.cli.doctor import check_before_start

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from celery import Celery
 
-from dispatcher.celery.survey import AppFacts, BrokerFacts, app_facts, broker_facts
+from dispatcher.celery.queue import AppFacts, BrokerFacts, app_facts, broker_facts
 from dispatcher.errors import StoreUnavailable, Unavailable
 from dispatcher.operations.checks import AT_START, CHECKS, Examination, Finding, error, skipped
 from dispatcher.reservation.survey import RedisNode, RedisSurvey

@@ -25,9 +25,8 @@ from dispatcher import (
 )
 from dispatcher.app import App
 from dispatcher.celery.configuration import create_app
-from dispatcher.celery.queue import Ticket
+from dispatcher.celery.queue import Ticket, broker_facts
 from dispatcher.celery.queue import translated as of_broker
-from dispatcher.celery.survey import broker_facts
 from dispatcher.errors import Unavailable
 from dispatcher.limiters.limiter import translated as in_limiters
 from dispatcher.message import new_id
