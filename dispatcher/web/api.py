@@ -5,6 +5,7 @@ The document is what FastAPI draws from the functions, and what they have in com
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from copy import deepcopy
@@ -33,7 +34,7 @@ from dispatcher.client import Dispatcher, app_of
 from dispatcher.errors import DispatcherError
 from dispatcher.problems import MEDIA_TYPE, headers_of
 from dispatcher.telemetry.journal import digest_with
-from dispatcher.web import calls, models, problems
+from dispatcher.web import calls, models
 from dispatcher.web.access import RATE, Admission, Auth, Right
 from dispatcher.web.bounds import Streams, Threads
 from dispatcher.web.context import KEY_HEADER, Context, problem_for
@@ -370,7 +371,9 @@ async def _failed(request: Request, error: Any) -> Response:
     if isinstance(error, HTTPException):
         error = _not_served(request, error)
     headers = error.headers if isinstance(error, Refused) else headers_of(error)
-    return problems.response_of(problem_for(request, error), headers)
+    problem = problem_for(request, error)
+    text, status = json.dumps(problem), problem["status"]
+    return Response(text, status, headers=dict(headers), media_type=MEDIA_TYPE)
 
 
 def _not_served(request: Request, error: HTTPException) -> Refused:
@@ -386,9 +389,9 @@ def _not_served(request: Request, error: HTTPException) -> Refused:
     return Refused(error.status_code, kind, str(error.detail), headers)
 
 
-async def _broken(_request: Request, _error: Exception) -> Response:
-    refused = Refused(500, "internal-error", "the call failed; the log of the server says why")
-    return problems.response_of(refused.problem, {})
+async def _broken(request: Request, _error: Exception) -> Response:
+    detail = "the call failed; the log of the server says why"
+    return await _failed(request, Refused(500, "internal-error", detail))
 
 
 def parameters_of(document: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote_plus
 
-from starlette.responses import Response
 from starlette.types import Message, Receive, Scope
 
 from dispatcher.errors import InvalidDraft
-from dispatcher.problems import MEDIA_TYPE, problem
+from dispatcher.problems import problem
 from dispatcher.settings import like, sentence_of
 
 THE_CALL = "the call"
@@ -82,9 +80,3 @@ def with_names(text: str, names: Mapping[str, str]) -> str:
     """Return a text with other names. Values in quotes stay as they were given."""
     words = r"'[^']*'|\"[^\"]*\"|[a-z]+(?:_[a-z]+)*"
     return re.sub(words, lambda word: names.get(word[0], word[0]), text)
-
-
-def response_of(problem: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
-    return Response(
-        json.dumps(problem), problem["status"], headers=dict(headers), media_type=MEDIA_TYPE
-    )
