@@ -143,23 +143,6 @@ def test_a_lost_reply_of_a_decision_decides_once(
         assert decided.status is (Status.SCHEDULED if decide == "release" else Status.FAILED)
 
 
-def resumed_after_it_was_held(house: House, error: Exception | None, **asked: Any) -> Message:
-    """Let a worker freeze inside the send until its message is held, then go on."""
-    message = house.submit(on_unknown="hold", **asked)
-
-    def freeze(_: Message) -> None:
-        house.end_claims(message)
-        assert house.parts.sweep.rescue() == 1
-        assert house.again(message).status is Status.HELD
-        if error is not None:
-            raise error
-
-    house.memory.before = freeze
-    house.deliver(message)
-    house.memory.before = None
-    return house.again(message)
-
-
 @pytest.mark.every_database
 @pytest.mark.parametrize(
     ("error", "status", "outcome"),
@@ -172,7 +155,18 @@ def resumed_after_it_was_held(house: House, error: Exception | None, **asked: An
 def test_a_late_failure_of_a_held_message_is_taken(
     slow: House, error: Exception, status: Status, outcome: Outcome
 ) -> None:
-    message = resumed_after_it_was_held(slow, error)
+    """Its worker froze inside the send until its message was held, then went on."""
+    message = slow.submit(on_unknown="hold")
+
+    def freeze(_: Message) -> None:
+        slow.end_claims(message)
+        assert slow.parts.sweep.rescue() == 1
+        assert slow.again(message).status is Status.HELD
+        raise error
+
+    slow.memory.before = freeze
+    slow.deliver(message)
+    message = slow.again(message)
     assert message.status is status
     assert str(error) in (message.last_error or "")
     assert slow.outcomes(message) == [outcome]

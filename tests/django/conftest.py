@@ -54,7 +54,8 @@ def django_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 def project(django_url: str, redis_server: RedisServer, tmp_path: Path) -> Iterator[Project]:
     """Give the project with Redis open and nothing stored."""
     with house_on(redis_server, django_url, channels=CHANNELS, opened=False) as house:
-        _empty(house)
+        for table in (*NAMES - _KEPT, "shop_order"):
+            house.sql(f"DELETE FROM {table}")  # noqa: S608 - names of ours
         house.open()
         given = {
             "redis_url": redis_server.url,
@@ -67,9 +68,3 @@ def project(django_url: str, redis_server: RedisServer, tmp_path: Path) -> Itera
         with default_database(database_of(django_url)), override_settings(DISPATCHER=given):
             yield Project(shop(), dispatcher, house)
             dispatcher.close()
-
-
-def _empty(house: House) -> None:
-    for table in NAMES - _KEPT:
-        house.sql(f"DELETE FROM {table}")  # noqa: S608 - names of ours
-    house.sql("DELETE FROM shop_order")

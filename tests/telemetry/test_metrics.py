@@ -180,11 +180,8 @@ def overviews_with(signs: Callable[[], Any]) -> Overviews:
     )
 
 
-def all_signs() -> dict[Kind, tuple[Sign, ...]]:
-    return {kind: (Sign(name="rescue", age=timedelta(seconds=1.5)),) for kind in Kind}
-
-
-VITALS = overviews_with(all_signs).vitals()
+SIGNS = dict.fromkeys(Kind, (Sign(name="rescue", age=timedelta(seconds=1.5)),))
+VITALS = overviews_with(lambda: SIGNS).vitals()
 
 
 def samples(*collectors: Collector) -> Iterator[Any]:

@@ -170,11 +170,6 @@ def memory(pid: int, name: str) -> int:
     return int(kilobytes) * 1_024
 
 
-def forget_peak(pid: int) -> None:
-    """Let VmHWM begin again at what the process has now."""
-    Path(f"/proc/{pid}/clear_refs").write_text("5")
-
-
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells peaks alone")
 @pytest.mark.parametrize("many", [4_000, pytest.param(20_000, marks=pytest.mark.long)])
 def test_verdicts_come_while_lines_are_sent_and_memory_does_not_grow(
@@ -204,7 +199,7 @@ def test_verdicts_come_while_lines_are_sent_and_memory_does_not_grow(
         read = [json.loads(answer.readline())["status"]]
         # The rest of the call is not sent yet.
         assert read == [201]
-        forget_peak(pid)
+        Path(f"/proc/{pid}/clear_refs").write_text("5")  # VmHWM begins again
         before = memory(pid, "VmRSS")
 
         def send() -> None:
