@@ -22,6 +22,7 @@ from tests.support.environment import (
     short_settings,
 )
 from tests.support.previous import Previous, previous
+from tests.support.processes import ran
 from tests.support.servers import PostgresServer, RedisServer
 from tests.support.waiting import wait_until
 
@@ -107,8 +108,7 @@ def test_two_versions_side_by_side_lose_and_refuse_nothing(
     folder, env = settings.data_dir, child_environment(settings)
 
     def run(command: Sequence[str]) -> str:
-        done = subprocess.run(command, cwd=folder, env=env, check=True, capture_output=True)
-        return done.stdout.decode()
+        return ran(*command, cwd=folder, env=env, check=True).stdout
 
     def running(services: dict[str, Sequence[str]]) -> Environment:
         made = Environment(folder, settings, services)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.environment import child_environment
+from tests.support.processes import ran
 from tests.support.waiting import wait_until
 
 PAGE = Path(__file__).parents[2] / "docs/tutorial.md"
@@ -48,7 +49,8 @@ def test_every_command_of_the_tutorial_does_what_the_page_says(folder: Path) -> 
     with up(first_shell, folder):
         for command, expected in zip(typed[::2], typed[1::2], strict=True):
             assert (command.language, expected.language) == ("sh", "text")
-            answered = run(command.text, folder)
+            words = ("bash", "-euo", "pipefail", "-c", command.text)
+            answered = ran(*words, cwd=folder, env=environment(), timeout=_SECONDS)
             assert answered.returncode == 0, answered.stderr
             assert fits(expected.text, answered.stdout), answered
 
@@ -56,14 +58,6 @@ def test_every_command_of_the_tutorial_does_what_the_page_says(folder: Path) -> 
 def environment() -> dict[str, str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return child_environment() | {"PATH": path}
-
-
-def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", command],
-        cwd=folder, env=environment(), capture_output=True, text=True, timeout=_SECONDS,
-        check=False,
-    )  # fmt: skip
 
 
 @contextmanager

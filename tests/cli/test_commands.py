@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import stat
-import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -23,6 +22,7 @@ from dispatcher.cli.app import COMMANDS
 from dispatcher.times.send_time import as_text
 from tests.cli.conftest import Run
 from tests.support.house import House
+from tests.support.processes import ran
 
 MESSAGE_FIELDS = set(Message.__dataclass_fields__)
 STORY_FIELDS = {"attempts", "reservations", "status_host", "notified_status", "next", "pauses"}
@@ -203,10 +203,7 @@ def test_colours_are_for_terminals_that_want_them() -> None:
 
     def shown(**wish: str) -> str:
         plain = {name: each for name, each in os.environ.items() if name != "NO_COLOR"}
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=plain | wish, capture_output=True, check=True
-        )
-        return done.stdout.decode()
+        return ran(sys.executable, "-c", code, env=plain | wish, check=True).stdout
 
     assert "\x1b[36mscheduled" in shown(FORCE_COLOR="1", TERM="xterm")
     assert "\x1b[36m" not in shown(FORCE_COLOR="1", TERM="xterm", NO_COLOR="1")

@@ -16,6 +16,7 @@ from dispatcher.message import new_id
 from dispatcher.times.send_time import as_text
 from tests.cli.conftest import Run
 from tests.support.house import House
+from tests.support.processes import ran
 
 TO = ("--channel", "memory", "--recipient", "ada", "--text", "hello")
 AT = ("--send-at", "2028-01-01T11:11:11Z")
@@ -254,12 +255,8 @@ def test_modules_of_the_working_directory_are_found(tmp_path: Path) -> None:
     )
     script = Path(sys.executable).with_name("dispatcher")
     wrong = ["submit", "--channel=sms", "--recipient=ada", "--text=hello", "--send-in=1 day"]
-    ran = subprocess.run(
-        [script, *wrong], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (ran.returncode, ran.stderr.partition("words: is missing")[1] != "") == (2, True), (
-        ran.stderr
-    )
+    done = ran(script, *wrong, cwd=tmp_path, timeout=60)
+    assert (done.returncode, "words: is missing" in done.stderr) == (2, True), done.stderr
 
 
 @pytest.mark.parametrize("arguments", [[], ["keys"]])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +21,7 @@ from dispatcher.embedded import (
     environment,
 )
 from tests.support.environment import ROOT
+from tests.support.processes import ran
 from tests.support.waiting import wait_until
 
 SMS: dict[str, Any] = {"sms": {"transport": "memory"}}
@@ -97,10 +97,7 @@ def test_worker_and_beat_have_the_same(
     settings = _load(tmp_path, {"channels": SMS, "metrics_port": None})
     program = "import json, dispatcher; print(json.dumps(dispatcher.Settings.load().environment()))"
     env = (_service(settings, "worker").env or {}) | {"PYTHONPATH": str(ROOT)}
-    child = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=project, env=env, check=True, capture_output=True, text=True,
-    )  # fmt: skip
+    child = ran(sys.executable, "-c", program, cwd=project, env=env, check=True)
     assert json.loads(child.stdout) == settings.environment()
     assert [each.name for each in project.iterdir()] == ["dispatcher.toml"]
 

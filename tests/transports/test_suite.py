@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ import pytest
 from dispatcher import InvalidDraft, Message, PermanentFailure, TemporaryFailure
 from dispatcher.testing import MemoryTransport, TransportSuite
 from dispatcher.transports import ConsoleTransport, FileTransport, Transport
+from tests.support.processes import ran
 
 SECRET = "hunter2-ada"  # noqa: S105 - looked for where it must not be
 
@@ -214,7 +214,4 @@ def test_a_broken_rule_is_named(made: dict[str, Callable[[], Good]], says: str) 
 
 def test_it_needs_no_test_framework() -> None:
     code = "import sys, dispatcher.testing; print({'pytest', 'hypothesis'} & sys.modules.keys())"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout.strip() == "set()"
+    assert ran(sys.executable, "-c", code, check=True, timeout=60).stdout == "set()\n"
