@@ -81,15 +81,12 @@ class Instant(TypeDecorator[datetime]):
     its ``TIMESTAMP`` ends in 2038 or 2106 and follows the session's zone.
     """
 
-    impl = sa.DateTime(timezone=True)
+    impl = (
+        sa.DateTime(timezone=True)
+        .with_variant(sa.String(23), "sqlite")
+        .with_variant(DATETIME(fsp=6), *MARIADB)
+    )
     cache_ok = True
-
-    def load_dialect_impl(self, dialect: sa.Dialect) -> TypeEngine[Any]:
-        if dialect.name == "sqlite":
-            return dialect.type_descriptor(sa.String(23))
-        if dialect.name in MARIADB:
-            return dialect.type_descriptor(DATETIME(fsp=6))
-        return dialect.type_descriptor(sa.DateTime(timezone=True))
 
     def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> Any:
         if value is None:
