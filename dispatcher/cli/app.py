@@ -244,7 +244,8 @@ def _with_options(function: Callable[..., None], json: str) -> Callable[..., Non
     """
     parameters: dict[str, Parameter] = {}
     kinds: dict[str, Any] = {}
-    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+    own = inspect.signature(function, eval_str=True).parameters
+    for name, parameter in own.items():
         if not is_dataclass(parameter.annotation):
             parameters[name] = parameter
             continue
@@ -255,7 +256,6 @@ def _with_options(function: Callable[..., None], json: str) -> Callable[..., Non
                 name=field.name, default=field.default, annotation=hints[field.name]
             )
             parameters.setdefault(field.name, option)
-    own = inspect.signature(function).parameters.keys() - kinds.keys()
     if json:
         as_json = Annotated[bool, typer.Option("--json", help=json)]
         parameters["as_json"] = Parameter(
@@ -272,11 +272,9 @@ def _with_options(function: Callable[..., None], json: str) -> Callable[..., Non
             first = option.opts[0]
             is_argument = not first.startswith("-")
             _options[option.name] = option.metavar or first.upper() if is_argument else first
-        options = {
-            name: kind(**{field.name: values[field.name] for field in fields(kind)})
-            for name, kind in kinds.items()
-        }
-        function(**{name: values[name] for name in own}, **options)
+        for name, kind in kinds.items():
+            values[name] = kind(**{field.name: values[field.name] for field in fields(kind)})
+        function(**{name: values[name] for name in own})
 
     typed: Any = call  # typer reads the parameters there
     typed.__signature__ = inspect.Signature(list(parameters.values()))
