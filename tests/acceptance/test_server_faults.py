@@ -1,4 +1,4 @@
-"""The broker loses tasks, is away or freezes: the store is the promise."""
+"""Redis forgets all; the broker loses tasks, is away or freezes: the store is the promise."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from dispatcher import Dispatcher
+from dispatcher import Dispatcher, Message
 from dispatcher.celery.configuration import create_app
-from dispatcher.message import Message
-from tests.support.environment import CHANNEL, Maker, broker_on, frozen
+from dispatcher.errors import QuotaExceeded, ReservationsUnavailable
+from tests.support.environment import CHANNEL, Environment, Maker, broker_on, frozen
 from tests.support.house_fixtures import on_sqlite
+from tests.support.load import Load, flow
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
-
-pytestmark = pytest.mark.long
 
 MOST_SECONDS = 20.0
 """A submit waits a second for a broker that is away, and else for ever; the rest is for a slow
@@ -29,6 +28,7 @@ def own_broker() -> Iterator[RedisServer]:
         yield server
 
 
+@pytest.mark.long
 @on_sqlite
 def test_a_submit_waits_a_second_at_most_for_a_broker_that_is_away_or_frozen(
     environment: Maker, own_broker: RedisServer
@@ -50,6 +50,7 @@ def test_a_submit_waits_a_second_at_most_for_a_broker_that_is_away_or_frozen(
     running.check(accepted)
 
 
+@pytest.mark.long
 @on_sqlite
 def test_a_worker_comes_back_to_its_broker_and_hands_over_again_what_it_held(
     environment: Maker, own_broker: RedisServer
@@ -95,3 +96,41 @@ def submit_in_time(dispatcher: Dispatcher, name: str) -> list[Message]:
         accepted.append(submit(dispatcher, name, number))
         assert time.monotonic() - began < MOST_SECONDS
     return accepted
+
+
+def wait_for_send(running: Environment) -> None:
+    before = len(running.ledger())
+    wait_until(lambda: len(running.ledger()) > before)
+
+
+def are_open(running: Environment, accepted: list[Message]) -> bool:
+    """Submit once; return whether the windows decide, by yes or no. Add what they accept."""
+    try:
+        message = running.submit("ada")
+    except ReservationsUnavailable:
+        return False
+    except QuotaExceeded:
+        return True
+    accepted.append(message)
+    return True
+
+
+@on_sqlite
+def test_after_flushall_submits_are_refused_until_the_windows_are_rebuilt(
+    environment: Maker, own_redis: RedisServer
+) -> None:
+    running = environment()
+    with Load(running.settings, recipients=40) as load, own_redis.client() as client:
+        ours: list[Message] = []
+        flow(running, load)
+        for _ in range(3):
+            # The second and third hit while what waited for the first is being sent.
+            wait_for_send(running)
+            client.flushall()
+            # The rebuild may be over before the load submits again: the test submits by itself.
+            assert not are_open(running, ours)
+            wait_until(lambda: are_open(running, ours))
+        flow(running, load)
+    running.wait_until_ended()
+    assert load.failures == []
+    running.check([*load.accepted, *ours])
