@@ -70,8 +70,7 @@ def page(dispatcher: Dispatcher, *, access: Access | None = None, rate: str = RA
             PageRoute(SIGN_IN, access.enter, "POST", is_public=True, names=("key", "to")),
             PageRoute("/sign-out", access.leave, "POST", is_public=True),
         ]
-    uploads = campaigns.Uploads(app_of(dispatcher).clock)
-    return Site(dispatcher, access, pages, rate=rate, uploads=uploads).application()
+    return Site(dispatcher, access, pages, rate=rate).application()
 
 
 def page_and_api(dispatcher: Dispatcher, *, rate: str = RATE) -> ASGIApp:

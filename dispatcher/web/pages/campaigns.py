@@ -87,7 +87,7 @@ def campaigns(visit: Visit, error: str | None = None) -> Response:
     return visit.show(
         "campaigns.html", 422 if error else 200, campaign=campaign, counts=counts, error=error,
         is_whole=is_whole, listed=listed, is_last=is_last, statuses=STATUSES,
-        uploads=visit.site.uploads.of(visit.caller),
+        uploads=_uploads(visit).of(visit.caller),
         longest=MAX_CAMPAIGN, most_mib=MOST_BYTES // 1024**2, most_rows=MOST_ROWS,
     )  # fmt: skip
 
@@ -123,7 +123,7 @@ def drop(visit: Visit) -> Response:
         upload = _kept(visit)
     except InvalidValue as refused:
         return campaigns(visit, visit.error_text(refused))
-    visit.site.uploads.add(upload)
+    _uploads(visit).add(upload)
     upload.start(visit.dispatcher, UploadState.PLANNING)
     visit.note(f"plan of upload {upload.token}")
     return visit.go(f"/campaigns/uploads/{upload.token}")
@@ -142,7 +142,7 @@ def _kept(visit: Visit) -> Upload:
         on_conflict="shift" if form.is_on("shift") else None,
         file=stored(file.file),
         at=visit.parts.clock.now(),
-        turn=visit.site.uploads.turn,
+        turn=_uploads(visit).turn,
     )
     try:
         with upload.source():
@@ -185,8 +185,13 @@ def numbers_of(upload: Upload) -> Mapping[str, str]:
     return {"accepted": f"{upload.counted.accepted:,}", "refused": f"{upload.turned_away:,}"}
 
 
+def _uploads(visit: Visit) -> Uploads:
+    uploads: Uploads = visit.site.kept.setdefault(Uploads, Uploads(visit.parts.clock))
+    return uploads
+
+
 def _chosen_upload(visit: Visit) -> Upload:
-    return visit.site.uploads.find(visit.request.path_params["token"], visit.caller)
+    return _uploads(visit).find(visit.request.path_params["token"], visit.caller)
 
 
 _ONE = "/campaigns/uploads/{token}"

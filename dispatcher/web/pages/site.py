@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property, partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 from urllib.parse import urlencode
 from uuid import UUID
 
@@ -52,9 +52,6 @@ from dispatcher.times.clock import length_text
 from dispatcher.web.access import SIGN_IN, Admission, Caller, Right, SignIn
 from dispatcher.web.bounds import CachedRead, Streams, Threads
 from dispatcher.web.problems import CUT_OFF, Refused, bounded, check_is_utf8, forbidden, with_names
-
-if TYPE_CHECKING:
-    from dispatcher.web.pages.campaigns import Uploads
 
 log = logging.getLogger(__name__)
 
@@ -282,7 +279,7 @@ class Visit:
         return with_local_times(text, self.zone)
 
     def cached(self, key: Hashable, read: Callable[[], T]) -> T:
-        figure: CachedRead[T] = self.site.figures.setdefault(key, CachedRead())
+        figure: CachedRead[T] = self.site.kept.setdefault(key, CachedRead())
         return figure.of(read)
 
     def note(self, action: str) -> None:
@@ -294,13 +291,7 @@ class Site:
     """What all visits share. ``links`` are the pages of the navigation."""
 
     def __init__(
-        self,
-        dispatcher: Dispatcher,
-        access: Access,
-        pages: Sequence[PageRoute],
-        uploads: Uploads,
-        *,
-        rate: str,
+        self, dispatcher: Dispatcher, access: Access, pages: Sequence[PageRoute], *, rate: str
     ) -> None:
         self.pages = pages
         self.links = [page for page in pages if page.title]
@@ -313,9 +304,9 @@ class Site:
         self._admission = Admission(self.parts, auth=self._known, rate=rate)
         self.can_sign_in = isinstance(access, SignIn)
         self.digest = digest_with(self.settings.log_key)
-        self.figures: dict[Hashable, CachedRead[Any]] = {}
+        self.kept: dict[Hashable, Any] = {}
+        """What a page keeps for all its visits."""
         self.streams = Streams()
-        self.uploads = uploads
 
     def application(self) -> Starlette:
         routes = [
