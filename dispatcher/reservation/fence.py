@@ -122,10 +122,6 @@ class Fence:
         words = (word for reach in reaches.items() for word in reach)
         return len(self.keys), *words
 
-    def parts_by_server(self, client: redis.Redis) -> list[list[Part]]:
-        numbers = by_server(client, [part.epoch for part in self.parts]).values()
-        return [[self.parts[number] for number in group] for group in numbers]
-
     def incomplete(self, client: redis.Redis, parts: Sequence[Part]) -> dict[Part, str]:
         """Check parts again; return those that are closed, and the identity of their server.
 

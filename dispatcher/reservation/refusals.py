@@ -186,10 +186,11 @@ class RefusalLog:
     def _write(self, refused: Sequence[tuple[BookingRequest, SlotRefused]]) -> None:
         now_ms = to_ms(self._clock.now())
         records = [self._record(request, error, now_ms) for request, error in refused]
-        counts = Counter(
-            f"{_step_of(record.slot - record.asked_ms)} {record.kind} {record.quota}"
-            for record in records
-        )
+        counts = Counter[str]()
+        for record in records:
+            seconds = max(1, record.slot - record.asked_ms) / 1_000
+            step = max(0, math.ceil(_STEPS * math.log2(seconds)))
+            counts[f"{step} {record.kind} {record.quota}"] += 1
         kept = [record.text() for record in records[:_KEPT_OF_A_BATCH]]
         hour, last = self._keys.refusals(now_ms // _HOUR_MS), self._keys.last_refusals
         pipeline = self._client.pipeline(transaction=False)
@@ -236,10 +237,6 @@ class RefusalLog:
             scope=scope or None,
             quiet_hours=record.quiet_hours or None,
         )
-
-
-def _step_of(wait_ms: int) -> int:
-    return max(0, math.ceil(_STEPS * math.log2(max(1, wait_ms) / 1_000)))
 
 
 def _by_rule(hours: Iterable[Mapping[bytes, bytes]], named: str | None) -> tuple[RuleRefusals, ...]:

@@ -153,7 +153,8 @@ class Upkeep:
         token, markers = uuid4().hex, dict[Part, str]()
         failure: ReservationsUnavailable | None = None
         with translated(ReservationsUnavailable):
-            left = list(self._fence.parts_by_server(self._client))
+            numbers = by_server(self._client, [part.epoch for part in self._fence.parts]).values()
+        left = [[self._fence.parts[number] for number in group] for group in numbers]
         while left:
             parts = left.pop()
             try:

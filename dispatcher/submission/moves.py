@@ -7,7 +7,7 @@ Where a process dies in between, reconcile releases the other one (docs/decision
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -160,8 +160,8 @@ class Moves:
             if not is_booked or until_ms != request.asked_ms:
                 for scope in request.terms.scopes:
                     reach_ms = longest_ms(self.settings.quotas_of[scope.kind])
-                    begins_ms, ends_ms = request.asked_ms - reach_ms, until_ms + reach_ms
-                    if _has_between(leaving[scope], begins_ms, ends_ms):
+                    before = bisect_left(leaving[scope], until_ms + reach_ms)
+                    if bisect_right(leaving[scope], request.asked_ms - reach_ms) < before:
                         return index
             if is_booked:
                 for scope in request.terms.scopes:
@@ -234,8 +234,3 @@ class Moves:
                 "be exceeded; run `dispatcher windows verify`", restored,
             )  # fmt: skip
         return restored is not None
-
-
-def _has_between(ordered: Sequence[int], start: int, end: int) -> bool:
-    first = bisect_right(ordered, start)
-    return first < len(ordered) and ordered[first] < end

@@ -212,8 +212,8 @@ def _send_time(draft: Draft, now: datetime, farthest: timedelta) -> datetime:
     if draft.send_at is not None and draft.send_in is None:
         name, send_at = "send_at", _other_time(draft, draft.send_at, "send_at")
     elif draft.send_in is not None and draft.send_at is None:
-        if draft.fold is not None:
-            check_fold(draft.expires_at, draft.latest)
+        if draft.fold is not None and draft.expires_at is None and draft.latest is None:
+            raise InvalidSendTime("fold", "given with send_in", "a fold for local times")
         name, send_at = "send_in", send_time.after(draft.send_in, now=now)
     else:
         problem = "neither" if draft.send_at is None else "both"
@@ -265,12 +265,6 @@ def _status_url(draft: Draft, settings: Settings) -> str:
 def _check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     if not isinstance(value, str) or value not in choices:
         raise InvalidDraft(name, quoted(value), " or ".join(map(repr, choices)))
-
-
-def check_fold(*times: datetime | str | None) -> None:
-    """Refuse a fold beside ``send_in`` where it could belong to none of the other ``times``."""
-    if all(time is None for time in times):
-        raise InvalidSendTime("fold", "given with send_in", "a fold for local times")
 
 
 def terms_for(
