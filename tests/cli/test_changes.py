@@ -36,7 +36,6 @@ def many(house: House, monkeypatch: pytest.MonkeyPatch) -> list[Message]:
 
 @pytest.fixture
 def held(house: House) -> list[Message]:
-    """Give three messages that are held."""
     messages = [house.submit(name, on_unknown="hold") for name in ("ada", "ben", "cyd")]
     house.parts.delivery.shared.claims.claim([each.id for each in messages])
     house.end_claims(*messages)

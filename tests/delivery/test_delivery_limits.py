@@ -68,7 +68,6 @@ def test_a_short_wait_for_a_permit_is_spent_in_hand(
 
 
 def let_time_pass(house: House, *names: str, by: timedelta) -> None:
-    """Make all that these ZSETs hold older."""
     for name in names:
         for member in cast("list[bytes]", house.redis.zrange(name, 0, -1)):
             house.redis.zincrby(name, -(by // timedelta(milliseconds=1)), member)

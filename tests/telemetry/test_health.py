@@ -304,7 +304,6 @@ def signs(redis_client: redis.Redis) -> Signs:
 
 @pytest.fixture
 def pulse(signs: Signs) -> Iterator[Pulse]:
-    """Give the pulse of this process."""
     pulse = Pulse(signs, SystemClock())
     yield pulse
     pulse.stop()

@@ -49,7 +49,6 @@ def shop(calls: Calls) -> TestClient:
 
 
 def all_but(*rights: Right) -> list[Right]:
-    """Return the rights without these."""
     return [each for each in Right if each not in rights]
 
 

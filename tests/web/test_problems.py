@@ -71,7 +71,6 @@ OF_ALL = {"type", "title", "status", "detail"}
 
 
 def as_json(value: object) -> object:
-    """Return a value as JSON has it."""
     if isinstance(value, datetime):
         return value.strftime("%Y-%m-%dT%H:%M:%SZ")
     if isinstance(value, tuple):

@@ -69,7 +69,6 @@ class HaltedSubmit(NamedTuple):
 
 @contextmanager
 def halted_submit(house: House, folder: Path, *, mounted: bool = False) -> Iterator[HaltedSubmit]:
-    """Serve the API, in which a submit stands still."""
     _, token = add_key(house.parts.api_keys, "shop")
     gate = folder / "gate"
     arm(f"submit.after_commit=wait:{gate}")

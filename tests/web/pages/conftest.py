@@ -125,7 +125,6 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def tab(house: House, browser: Browser) -> Iterator[Tab]:
-    """Give a tab on the served page."""
     app = page(house.dispatcher, access=Loopback(name="ops", rights=Right))
     with served(app) as address, browser.new_context(color_scheme="light") as context:
         yield Tab(context.new_page(), address)

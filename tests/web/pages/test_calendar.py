@@ -189,7 +189,6 @@ def test_calendar_and_story_name_scopes_in_words(build: Build, visit: Visit) -> 
 
 
 def memory(**channel: Any) -> dict[str, Any]:
-    """Return settings of a channel."""
     return {"channels": {"memory": {"transport": "memory", **channel}}}
 
 
