@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -36,7 +35,6 @@ BodyT = TypeVar("BodyT", bound=BaseModel)
 
 KEY_HEADER = "Idempotency-Key"
 _JSON = "application/json"
-_DECODER = json.JSONDecoder()
 _OVERHEAD_BYTES = 65_536
 """How much longer a call may be than the longest body of a message."""
 _HTTP_NAMES = {
@@ -114,36 +112,13 @@ class Context:
         return validated(model, self._given())
 
     def payloads(self, model: type[BaseModel], name: str, entry: type[BodyT]) -> Iterator[BodyT]:
-        """Yield the entries of the list that is all of the body, each by its model.
-
-        Those of a long body are read one by one: a call of C would hold up the other threads.
-        """
-        longest = self.longest
-        if len(self.raw) <= longest:
-            given = self._given()
-            entries = given.get(name) if isinstance(given, dict) else None
-            if isinstance(entries, list) and len(entries) <= models.MOST_PLANNED:
-                for number, each in enumerate(entries):
-                    validated(entry, each, name, number)
-            yield from getattr(validated(model, given), name)
-            return
-        try:
-            text = self.raw.decode()
-            at = _after(text, 0, "{", f'"{name}"', ":", "[")
-            for number in range(models.MOST_PLANNED):
-                given, length = _DECODER.raw_decode(text[at : at + longest])
-                yield validated(entry, given, name, number)
-                at = _after(text, at + length)
-                if text[at : at + 1] == "]":
-                    _after(text, at, "]", "}", "")
-                    return
-                at = _after(text, at, ",")
-        except InvalidDraft:
-            raise
-        except (ValueError, RecursionError):
-            detail = f"the body is no object of one list {name}, of entries up to {longest} bytes"
-            raise HTTPException(400, detail) from None
-        raise InvalidDraft(name, "has too many entries", f"at most {models.MOST_PLANNED}")
+        """Yield the entries of the list that is all of the body, each by its model."""
+        given = self._given()
+        entries = given.get(name) if isinstance(given, dict) else None
+        if isinstance(entries, list) and len(entries) <= models.MOST_PLANNED:
+            for number, row in enumerate(entries):
+                validated(entry, row, name, number)
+        yield from getattr(validated(model, given), name)
 
     def _given(self) -> Any:
         if not self.raw:
@@ -222,18 +197,6 @@ def problem_for(request: Request, error: DispatcherError | Refused) -> dict[str,
     named |= {name: with_names(problem[name], words) for name in ("problem", "accepted")}
     detail = "{field}: {problem}; accepted: {accepted}".format_map(named)
     return {**problem, **named, "detail": detail}
-
-
-def _after(text: str, at: int, *tokens: str) -> int:
-    """Return where these tokens end, with the blanks of JSON around them. Raises ValueError.
-
-    An empty token is the end of the text.
-    """
-    blank = "[ \t\n\r]*"
-    pattern = blank + "".join((re.escape(token) or r"\Z") + blank for token in tokens)
-    if (fitting := re.compile(pattern).match(text, at)) is None:
-        raise ValueError
-    return fitting.end()
 
 
 CallContext = Annotated[Context, Depends(Context.of)]

@@ -35,7 +35,7 @@ def taken_places(client: TestClient) -> Counter[str]:
     return places
 
 
-def test_a_long_plan_is_read_message_by_message(shop: TestClient) -> None:
+def test_a_long_plan_names_the_message_that_is_wrong(shop: TestClient) -> None:
     some = [new(recipient=f"r{number}", body={"text": LONG}) for number in range(1_000)]
 
     def planned(text: str) -> Any:
@@ -50,21 +50,9 @@ def test_a_long_plan_is_read_message_by_message(shop: TestClient) -> None:
         assert named == (422, f"messages.700.{field}")
     many = told(planned(json.dumps({"messages": [*some, new()]})))
     assert many[:3] == (422, "messages", "has too many entries")
-    whole = json.dumps({"messages": some[1:]})
-    for text in (
-        whole[:-1],
-        whole[:-2],
-        f"{whole}x",
-        f"{whole[:-2]},]}}",
-        f'{whole[:-1]},"further":1}}',
-        json.dumps({"further": some}),
-        json.dumps(some),
-        json.dumps({"messages": [new(body={"text": "x" * 1_500_000})]}),
-        json.dumps({"messages": [*some, new()]}).replace(f'"{LONG}"', "[" * 3_000, 1),
-    ):
-        detail = "the body is no object of one list messages, of entries up to 131072 bytes"
-        answer = planned(text)
-        assert (answer.status_code, answer.json()["detail"]) == (400, detail)
+    nested = json.dumps({"messages": some}).replace(f'"{LONG}"', "[" * 3_000, 1)
+    answer = planned(nested)
+    assert (answer.status_code, answer.json()["detail"]) == (400, "the body is nested too deeply")
 
 
 @pytest.mark.parametrize(("bodies", "seconds"), [(True, 60), (False, 60), (False, 0)])
