@@ -56,6 +56,7 @@ from tests.support.house_model import (
     rooms,
 )
 from tests.support.reserving import move, reserve
+from tests.support.rows import insert_attempt
 from tests.support.servers import RedisServer
 from tests.support.soak import SOAKING, examples, play
 
@@ -153,10 +154,13 @@ class HouseMachine(RuleBasedStateMachine):
         if not accepted.may_change:
             return
         message = self.house.dispatcher.get(message_id)
+        began, token = self.house.database_time() - SECOND, message.attempt_count + 1
         self.house.change(
-            [message], status="sending", claimed_by=new_id(), claim_token=1, attempt_count=1,
-            claim_expires_at=self.house.database_time() - SECOND, on_unknown="hold",
+            [message], status="sending", claimed_by=new_id(), claim_token=token,
+            attempt_count=token, claim_expires_at=began, on_unknown="hold",
         )  # fmt: skip
+        attempt = {"message_id": message_id, "token": token, "started_at": began}
+        insert_attempt(self.house.database, **attempt)
         assert self.house.parts.sweep.rescue() == 1
         accepted.is_held = True
 
