@@ -70,7 +70,6 @@ def of_row(row: Any, kinds: Collection[str], **more: Any) -> dict[str, Any]:
         "scope": row.scope,
         "scopes": [(each.kind, each.name) for each in scopes],
         "status": row.status,
-        "made_at": us(row.created_at),
         "ended_at": row.finished_at and us(row.finished_at),
         "token": row.claim_token,
         "attempt_count": row.attempt_count,
