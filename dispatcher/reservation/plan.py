@@ -98,7 +98,6 @@ class Copies(AbstractContextManager["Copies"]):
             log.warning("could not delete copies of a plan; they expire in ten minutes: %s", error)
 
     def _needed(self, requests: Iterable[BookingRequest]) -> dict[str, tuple[PlanKeys, str]]:
-        """Return the names of the copies that requests need, each with its keys and its window."""
         needed: dict[str, tuple[PlanKeys, str]] = {}
         for request in requests:
             for leg in self._windows.legs(request.terms):

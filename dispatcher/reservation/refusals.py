@@ -36,7 +36,6 @@ LONGEST = timedelta(days=7)
 """How far back refusals are counted."""
 _LIFE_MS = (LONGEST + timedelta(days=1)) // MILLISECOND
 _KEPT = 1_000
-"""How many refusals are kept."""
 _KEPT_OF_A_BATCH = 100
 _HOUR_MS = 3_600_000
 _STEPS = 8
@@ -222,7 +221,6 @@ class RefusalLog:
         )
 
     def _shown(self, record: _Record, names: Mapping[str, str] | None = None) -> LastRefusal:
-        """Return a record as callers see it. ``names`` are those of digests."""
         scope = record.scopes[record.full] if record.full >= 0 else ""
         if names is not None:
             scope = names.get(scope, "")

@@ -164,7 +164,6 @@ class Timelines:
         self._quotas = quotas
 
     def read(self, terms: Terms, start: datetime, end: datetime, *, now: datetime) -> Timeline:
-        """Return what decides about the times from ``start`` until before ``end``."""
         stretch = to_ms(start), to_ms(end)
         edges = _edges(*stretch, terms.zone)
         quiet = terms.quiet.inside(terms.zone, *stretch) if terms.quiet else ()

@@ -51,8 +51,6 @@ _Step = tuple[Part, Sequence[bytes | str], Sequence[Any]]
 
 
 class Reserved(NamedTuple):
-    """A reservation as the store knows it."""
-
     message_id: UUID
     scopes: tuple[Scope, ...]
     send_at: datetime
@@ -209,7 +207,6 @@ class Upkeep:
         )
 
     def wipe(self, rebuild: Rebuild) -> None:
-        """Delete what is left of the parts being rebuilt, and what belongs to no part."""
         parts = {part.tag: part for part in rebuild.parts}
         known = {part.tag for part in self._fence.parts}
         with translated(ReservationsUnavailable):

@@ -56,7 +56,6 @@ _BETWEEN_TRIES_SECONDS = 0.01
 _AT_ONCE = 500
 
 ChangeResult = Message | DispatcherError
-"""The result of a change to one of many messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +79,6 @@ class NewTime:
 
 @dataclass(kw_only=True)
 class Changes:
-    """Reschedules and updates messages."""
-
     settings: Settings
     clock: Clock
     messages: Messages
@@ -100,7 +97,6 @@ class Changes:
         data: Mapping[str, Any] | None = None,
         if_unchanged: Message | None = None,
     ) -> Message:
-        """Give a scheduled message another body, or one rendered from a template of its channel."""
         row = None
         if if_unchanged is None:
             message = self.messages.get(message_id)
@@ -218,7 +214,6 @@ class Changes:
         return moves
 
     def _replace_suppressed(self, moves: Sequence[Move]) -> None:
-        """Replace refusals of recipients who have opted out by Suppressed."""
         refused = [
             (move, (move.before.message.recipient, move.before.message.channel))
             for move in moves

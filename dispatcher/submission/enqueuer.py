@@ -40,14 +40,12 @@ class Enqueuer:
         return due_at + self.settings.enqueue_grace if is_near else due_at - self.settings.horizon
 
     def accept(self, stored: Sequence[Message]) -> None:
-        """Tell that these were scheduled, now that they are committed, and enqueue what is near."""
         for message in stored:
             self.journal.tell(Transition.SCHEDULED, message, send_at=message.send_at)
         self.enqueue(*stored)
         fault("submit.after_enqueue")
 
     def enqueue(self, *stored: Message) -> None:
-        """Enqueue those of the messages that are near."""
         near_until = self.clock.now() + self.settings.horizon
         near = [message for message in stored if message.next_attempt_at <= near_until]
         if not near:

@@ -29,8 +29,6 @@ _AT_ONCE = 500
 
 @dataclass(kw_only=True)
 class PauseList:
-    """Begins and ends pauses, and reads them."""
-
     settings: Settings
     pauses: Pauses
 
@@ -55,7 +53,6 @@ class PauseList:
         return self.pauses.in_force()
 
     def of(self, message: Message) -> tuple[Pause, ...]:
-        """Return the pauses that keep a message."""
         names = {
             **message.scopes,
             PAUSED_CHANNEL: message.channel,
@@ -79,7 +76,6 @@ class PauseList:
         return kind, name
 
     def _names(self, kind: str, name: str) -> set[str]:
-        """Return the names under which it is stored: a recipient may have several spellings."""
         if kind != PAUSED_RECIPIENT:
             return {name}
         try:
@@ -114,7 +110,6 @@ class SuppressionList:
         return sum(self.cancel(spelling, channel) for spelling in spellings)
 
     def cancel(self, recipient: str, channel: str | None, *, because: str = REASON) -> int:
-        """Cancel the scheduled messages of this spelling of a recipient; return how many."""
         channels = () if channel is None else (channel,)
         chosen = Selection(status=Status.SCHEDULED, recipient=recipient, channels=channels)
         cancelled = 0

@@ -69,7 +69,6 @@ class Move:
         return self.valid.request(self.before.message.id, tail=self.before.tail)
 
     def has_won(self) -> bool:
-        """Whether the row has what this move wrote."""
         if self.row is None:
             return False
         if isinstance(self.answer, Slot):

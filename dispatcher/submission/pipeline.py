@@ -58,7 +58,6 @@ Known = tuple[Message, str]
 """A message that has an idempotency key, and the fingerprint of the draft it was made of."""
 
 BATCH = 1_000
-"""Drafts that are validated, reserved and stored together."""
 _MOST_SIZE = 1_000_000
 """How much text of rows is together: what was read of it may take 25 times as much memory."""
 _MINUTE_MS = 60_000
@@ -156,7 +155,6 @@ class Sink:
         raise NotImplementedError
 
     def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
-        """Return those of these recipients, each with its channel, that have opted out."""
         raise NotImplementedError
 
     def store(self, batch: Batch) -> None:
@@ -363,7 +361,6 @@ class Submitter:
             _refuse_suppressed([e for e in entries if isinstance(e.result, SlotRefused)], sink)
 
     def _store(self, batch: Batch, sink: Sink) -> None:
-        """Make messages of the drafts that are booked, and store them."""
         if batch.refuses_rest() or not batch.booked:
             return
         created_at = from_ms(to_ms(self.clock.now()))
@@ -399,7 +396,6 @@ class Submitter:
 
 
 def _by_key(entries: Iterable[Entry]) -> dict[str, Entry]:
-    """Return the first entry with each idempotency key."""
     firsts: dict[str, Entry] = {}
     for entry in entries:
         if (key := entry.valid.idempotency_key) is not None:
@@ -538,7 +534,6 @@ class Tally:
     promised: Counter[int] = field(default_factory=Counter)
 
     def add(self, entries: Sequence[Entry]) -> list[Result]:
-        """Count the results of these entries, report progress, and return them."""
         results: list[Result] = []
         for entry in entries:
             result = entry.result

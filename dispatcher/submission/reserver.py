@@ -38,8 +38,6 @@ _BETWEEN_LOOKS_SECONDS = 0.5
 
 @dataclass(kw_only=True)
 class Reserver:
-    """The reservations of messages that are stored, or are about to be."""
-
     clock: Clock
     windows: Windows
     upkeep: Upkeep
@@ -95,7 +93,6 @@ class Reserver:
             beside_the_loop(partial(self.refusals.note, refused))
 
     def slow(self, stored: Sequence[Entry]) -> list[Entry]:
-        """Return the entries whose reservations must be looked at again."""
         late = self.clock.monotonic() - self.settings.settle.total_seconds()
         return [entry for entry in stored if entry.booked_at < late]
 
@@ -143,7 +140,6 @@ class Reserver:
             self.restore(kept)
 
     def _moved(self, message_ids: Sequence[UUID]) -> set[UUID]:
-        """Return those of these messages that were moved since they were stored."""
         try:
             rows = self.messages.movables(message_ids) if message_ids else {}
         except StoreUnavailable:

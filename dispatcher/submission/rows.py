@@ -128,7 +128,6 @@ class Format(StrEnum):
 
     @classmethod
     def of(cls, name: str) -> Format | None:
-        """Return the format that the name of a file ends in; None where it is another."""
         return next((form for form in cls if name.lower().endswith(f".{form}")), None)
 
 
@@ -142,8 +141,6 @@ class DraftRow(Draft):
 
 
 class BadRow(NamedTuple):
-    """A row that is no draft, and its error."""
-
     line: int
     row: Any
     error: InvalidValue
@@ -327,7 +324,6 @@ def _too_long(most: int) -> InvalidDraft:
 
 
 def _unwrapped(value: Any) -> Any:
-    """Return the original row from a line of a file of refused rows."""
     is_refused = isinstance(value, dict) and "row" in value and value.keys() <= _REFUSED
     return value["row"] if is_refused else value
 
