@@ -148,7 +148,6 @@ class App:
         renew_after_fork(self, App._renew)
 
     def _renew(self) -> None:
-        """Let a forked child build every part anew, the locks with them."""
         parts = vars(self).copy()
         never_finalise(parts)
         vars(self).clear()
@@ -181,10 +180,7 @@ class App:
 
     @built_once
     def redis(self) -> Redis:
-        """The client for windows and permits.
-
-        A call whose reply is lost is repeated once: every script is idempotent.
-        """
+        """For windows and permits. One repeat follows a lost reply: every script is idempotent."""
         return connect_redis(self.settings.redis_url, on_connect=self.fence)
 
     @built_once
@@ -419,7 +415,6 @@ class App:
         return max(MOST_GRACES * self.late, self.settings.claim_ttl)
 
     def health(self, kind: Kind) -> Health:
-        """Return the health of this process. A beat needs its broker alone."""
         questions: dict[str, Callable[[], object]] = {
             BROKER: lambda: self.broker_probe.ask()  # noqa: PLW0108 - built at the first probe
         }
@@ -438,10 +433,7 @@ class App:
             survey.now()
 
     def doctor(self, theirs: Celery | None = None) -> Doctor:
-        """Return the doctor of this deployment. Raises InvalidSettings.
-
-        ``theirs`` is a Celery app of the user with the dispatcher installed, by default our own.
-        """
+        """Return the doctor of a user's Celery app, by default ours. Raises InvalidSettings."""
         return self.make(
             Doctor,
             redis=lambda app: RedisSurvey(app.plain_redis, app.fence),
@@ -457,10 +449,7 @@ class App:
         self.journal, self.spans  # noqa: B018 - the same
 
     def serve_metrics(self, kind: Kind) -> Health | None:
-        """Serve the metrics and the health of this process; return the health for its main loop.
-
-        Return None where the settings have no port, and where the port is taken, which is logged.
-        """
+        """Serve metrics and health; return None without a port, and where it is taken (logged)."""
         host, port = self.settings.metrics_host, self.settings.metrics_port
         if port is None:
             return None
@@ -475,10 +464,7 @@ class App:
         return health
 
     def stop_sending(self) -> None:
-        """Begin no further send; messages whose send has not begun are put back.
-
-        May be called in the handler of a signal: it waits for no lock.
-        """
+        """Begin no further send; the others are put back. Waits for no lock: for signals, too."""
         self.stop_flag[0] = 1
 
     def finish_sending(self) -> bool:

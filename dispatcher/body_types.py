@@ -151,7 +151,6 @@ class BodyType:
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
-        """Raise InvalidDraft for each error of the type."""
         try:
             yield
         except ValidationError as error:
@@ -222,10 +221,7 @@ class BodyType:
 
 
 class BodyTypes:
-    """The types that settings name as ``package.module:attribute`` for bodies, by channel.
-
-    They are loaded when first asked for; that raises InvalidSettings.
-    """
+    """Types of bodies that settings name, by channel. The first use loads: InvalidSettings."""
 
     def __init__(self, paths: Mapping[str, str]) -> None:
         self._paths = {channel: path for channel, path in paths.items() if path}
@@ -248,7 +244,6 @@ class BodyTypes:
         return self._loaded[channel]
 
     def json_schema(self, channel: str, ref_template: str = REF_TEMPLATE) -> dict[str, Any]:
-        """Return the JSON Schema of a channel's bodies, any object without a type."""
         body_type = self.of(channel)
         try:
             return body_type.json_schema(ref_template) if body_type else {"type": "object"}

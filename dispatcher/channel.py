@@ -216,10 +216,7 @@ class Spellings:
         return recipient if not rule else self._spelt(rule, recipient)
 
     def all(self, recipient: str, channel: str | None = None) -> tuple[str, ...]:
-        """Return the different spellings on one channel, or on all that do not refuse it.
-
-        Raises InvalidDraft where all refuse it.
-        """
+        """Return different spellings on a channel, or all that accept it. InvalidDraft if none."""
         if channel is not None:
             return (self.on(channel, recipient),)
         spellings: dict[str, None] = {}

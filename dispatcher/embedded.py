@@ -137,7 +137,6 @@ class Process:
             time.sleep(_POLL_SECONDS)
 
     def stop(self) -> None:
-        """Terminate the process; kill it if it does not end in time."""
         if self._child is None:
             return
         self._child.terminate()

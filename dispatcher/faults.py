@@ -66,7 +66,6 @@ POINTS = frozenset(
         "prune.after_batch",
     }
 )
-"""Every fault point."""
 
 log = logging.getLogger(__name__)
 
@@ -99,8 +98,6 @@ class _Fault(NamedTuple):
 
 
 class _Armed:
-    """The faults of this process, and how often each point was passed."""
-
     def __init__(self, spec: str) -> None:
         self.spec = spec
         self._faults = dict(map(_parsed, filter(None, map(str.strip, spec.split(";")))))

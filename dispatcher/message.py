@@ -71,7 +71,6 @@ class Outcome(StrEnum):
 
 
 def make_texts_plain(request: DataclassInstance) -> None:
-    """Make the texts of a caller's dataclass plain; see :func:`~dispatcher.errors.plain`."""
     for name in request.__dataclass_fields__:
         value = getattr(request, name)
         if value is not None and type(value) is not str and isinstance(value, str):
@@ -243,10 +242,7 @@ class Message:
 
 
 def is_unchanged(before: Message, now: Message) -> bool:
-    """Whether a message is as it was before. That it was enqueued meanwhile changes nothing.
-
-    Raises InvalidDraft where ``before`` is no message.
-    """
+    """Whether only enqueuing has changed a message. Raises InvalidDraft where it is no Message."""
     if not isinstance(before, Message):
         raise InvalidDraft("if_unchanged", kind_of(before), "a Message, as it was read")
     return replace(before, enqueued_at=now.enqueued_at) == now
@@ -317,10 +313,7 @@ def check_text(name: str, value: object, *, longest: int = MAX_RECIPIENT) -> str
 
 
 def check_recipient(value: object, *, name: str = "recipient") -> str:
-    """Return ``value`` if it is such a text, or a URL of at most ``MAX_URL`` in ASCII.
-
-    PostgreSQL's index takes no more bytes. Raises InvalidDraft.
-    """
+    """Return what check_text does, or an ASCII URL: PostgreSQL's index takes ``MAX_URL`` bytes."""
     if isinstance(value, str) and len(value) > MAX_RECIPIENT and "://" in value[:_LONGEST_SCHEME]:
         if not value.isascii():
             raise InvalidDraft(
@@ -355,7 +348,6 @@ def without_collector() -> Iterator[None]:
 
 
 def read_json(name: str, text: str) -> Any:
-    """Read JSON. Raises InvalidDraft, which calls it ``name``."""
     try:
         with without_collector():  # it would go through the lists of a text again and again
             return json.loads(text)
@@ -364,7 +356,6 @@ def read_json(name: str, text: str) -> Any:
 
 
 def json_problem(error: BaseException | None) -> str:
-    """Return in words why a text cannot be read as JSON, by the error of ``json``."""
     if isinstance(error, RecursionError):
         return "is nested too deeply"
     if type(error) is ValueError:  # of int(); the other errors have classes of their own
@@ -394,7 +385,6 @@ def check_body(
 
 
 def fingerprint(**asked: object) -> str:
-    """Return a digest of a caller's request, independent of the order of keys."""
     text = json.dumps(asked, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 

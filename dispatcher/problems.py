@@ -1,7 +1,4 @@
-"""Errors and limits of requests over HTTP: problems of RFC 9457, headers of limits.
-
-A problem has one type for each class of ``dispatcher.errors``.
-"""
+"""Errors over HTTP: a problem of RFC 9457 for each class of errors; headers of limits."""
 
 from __future__ import annotations
 
@@ -105,10 +102,7 @@ def status_of(error: DispatcherError) -> int:
 
 
 def headers_of(error: DispatcherError) -> dict[str, str]:
-    """Return the headers of the answer to an error: when to call again, and the limit reached.
-
-    The policy is that of a request that :func:`keeping_policy` saw refused.
-    """
+    """Return when to call again, and the policy that :func:`keeping_policy` saw refused."""
     wait = getattr(error, "retry_after", None)
     if not isinstance(wait, timedelta):
         waits = isinstance(error, errors.Unavailable) and status_of(error) != 422  # noqa: PLR2004
@@ -196,10 +190,7 @@ def _seconds(wait: timedelta) -> int:
 
 
 def answer_to(error: DispatcherError) -> tuple[str, int, dict[str, str]]:
-    """Return body, status and headers of the answer of an application to a caller of its own.
-
-    An error of the server is written into the log with its text, which the caller does not see.
-    """
+    """Return body, status and headers; the text of a server's error is logged and not answered."""
     answer = problem_of(error, whole=False)
     status: int = answer["status"]
     if status >= _SERVER_ERROR:
@@ -215,7 +206,6 @@ def answer_to(error: DispatcherError) -> tuple[str, int, dict[str, str]]:
 def problem(
     status: int, kind: str, detail: str, data: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return a problem; ``kind`` is the last part of its type."""
     title = kind.replace("-", " ")
     base = {"type": _TYPE_PREFIX + kind, "title": title, "status": status, "detail": detail}
     return {**{name: _plain(value) for name, value in (data or {}).items()}, **base}

@@ -187,7 +187,6 @@ class _CountPerPeriod:
         return LONGEST_MS[self.unit] + FARTHEST_BACK_MS
 
     def bounds(self, instant_ms: int, periods: int, zone: str = "UTC") -> tuple[int, ...]:
-        """Return the bounds of consecutive periods: see :func:`dispatcher.times.periods.bounds`."""
         return bounds(self.unit, self.zone or zone, instant_ms, periods)
 
     def __str__(self) -> str:

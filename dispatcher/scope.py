@@ -36,7 +36,6 @@ class Scope(NamedTuple):
 
 @lru_cache
 def of_scope_on(channel: str) -> str:
-    """Return the kind of a message's scope on one channel."""
     return f"recipient.{channel}"
 
 

@@ -173,7 +173,6 @@ def _instant(field: str, time: datetime | date | str | None, zone: str | None) -
 
 
 def read_scopes(texts: Iterable[str], *, field: str) -> dict[str, str]:
-    """Read texts KIND=NAME; return the names by kind. Raises InvalidDraft, with this field."""
     scopes: dict[str, str] = {}
     for text in texts:
         kind, _, name = text.partition("=")

@@ -489,10 +489,7 @@ def config_file() -> Path:
 
 
 def embedded_socket(data_dir: Path) -> Path:
-    """Return the socket of the embedded Redis: in ``data_dir``.
-
-    Where that path is too long for a socket, it lies in a private folder of the temporary one.
-    """
+    """Return the embedded Redis's socket; for too long a path, in a private temporary folder."""
     folder = data_dir.resolve()
     inside = folder / "redis.sock"
     if len(os.fsencode(inside)) <= _LONGEST_SOCKET_PATH:
@@ -548,7 +545,6 @@ def _default_broker_url(redis_url: str, data_dir: Path) -> str:
 
 
 def _refusal(error: ValidationError, fields: Collection[str]) -> InvalidSettings:
-    """Return the error of the setting that explains most."""
     first = first_of(error)
     path = [str(part) for part in first["loc"]]
     field = ".".join(path) or "settings"
