@@ -51,7 +51,6 @@ _EXIT_CODES: tuple[tuple[type[DispatcherError], int], ...] = (
 )
 
 INTERRUPTED = 130
-"""The exit code after an interruption."""
 
 COMMANDS = {
     name: (panel, module)
@@ -76,7 +75,6 @@ COMMANDS = {
     )
     for name in names
 }
-"""The panel of the help and the module of each command."""
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """That of click, or of typer's copy of click: typer does not export it."""
@@ -213,7 +211,6 @@ commands = typer.Typer(rich_markup_mode="rich")
 
 
 def command_group(function: Callable[[], None]) -> typer.Typer:
-    """Make a group of commands of a function that has its name and its help."""
     group = typer.Typer(cls=PlainFlags, no_args_is_help=True, help=function.__doc__)
     commands.add_typer(group, name=function.__name__)
     return group
@@ -238,10 +235,7 @@ def command(
 
 
 def _with_options(function: Callable[..., None], json: str) -> Callable[..., None]:
-    """Replace each parameter whose type is a dataclass by its fields, as options of the command.
-
-    Fields of one name have one value.
-    """
+    """Replace each dataclass by options for its fields; fields of one name have one value."""
     parameters: dict[str, Parameter] = {}
     kinds: dict[str, Any] = {}
     own = inspect.signature(function, eval_str=True).parameters
@@ -312,7 +306,6 @@ def say_warning(text: str) -> None:
 
 
 def say_error(said: str | DispatcherError) -> None:
-    """Write an error and its notes to standard error, in one sentence."""
     if isinstance(said, DispatcherError):
         name_options(said)
     text = "; ".join([str(said), *getattr(said, "__notes__", ())])
@@ -346,7 +339,6 @@ def say_stopped(error: DispatcherError | KeyboardInterrupt, how_to_go_on: str) -
 
 
 def terminated_like_interrupted() -> AbstractContextManager[None]:
-    """Make SIGTERM raise KeyboardInterrupt, as Ctrl-C does."""
     return _handled(signal.default_int_handler, signal.SIGTERM)
 
 

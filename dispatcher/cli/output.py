@@ -54,7 +54,6 @@ _is_known = "COLUMNS" in os.environ or (sys.stdout is not None and sys.stdout.is
 out = Terminal(markup=False, highlight=False, width=None if _is_known else _PIPED_WIDTH)
 
 as_json = False
-"""Whether the running command prints JSON."""
 
 shapes: dict[type, Callable[[Any], object]] = {}
 """How values of a type are written as JSON, where that is not by their fields."""
@@ -71,7 +70,6 @@ def write_json(value: object, *, indent: int | None = 2) -> None:
 
 
 def tell(data: object, shown: RenderableType) -> None:
-    """Print JSON, or what people are shown; a text is not wrapped."""
     if as_json:
         write_json(data)
     else:
@@ -85,10 +83,7 @@ def tell_rows(
     *,
     otherwise: str,
 ) -> None:
-    """Print a list: as JSON, a line each, or as a table, or what is said ``otherwise`` if empty.
-
-    The columns are the attributes of these names, and others by their headings.
-    """
+    """Print lines of JSON, or a table: attributes by ``names``, ``others`` by their headings."""
     if as_json:
         for value in values:
             write_json(value, indent=None)
@@ -103,11 +98,7 @@ def visible_lines(text: str) -> str:
 
 
 def plain(value: object) -> Any:
-    """Return a value as JSON values.
-
-    Instants are in UTC, to the millisecond; lengths are seconds; dataclasses and named tuples are
-    objects of their fields, or have the shape of their type.
-    """
+    """Return JSON values: instants in UTC to the millisecond, lengths in seconds."""
     if value is None or type(value) in _JSON:  # most values, and the quickest to tell
         return value
     if isinstance(value, datetime):
@@ -188,8 +179,7 @@ def listed(
 ) -> RenderableType:
     """Return rows as a table, or their cells below each other where the terminal is too narrow.
 
-    So no id, number or recipient is broken over lines. Columns ``right`` are aligned to the right;
-    with ``wraps`` the last column is wrapped between words.
+    So no id, number or recipient is broken over lines; with ``wraps`` the last column is wrapped.
     """
     texts = [list(map(_text, row)) for row in rows]
     table = Table(

@@ -259,10 +259,7 @@ def log_to_standard_error(log_format: LogFormat) -> None:
 
 @contextmanager
 def _counting_together() -> Iterator[None]:
-    """Set up a folder in which all processes of this worker count, whatever its pool.
-
-    prometheus-client reads the variable when it is imported.
-    """
+    """Let all processes of a worker count in one folder; prometheus-client reads it on import."""
     if os.environ.get(_COUNTERS):
         yield
         return
@@ -272,10 +269,7 @@ def _counting_together() -> Iterator[None]:
 
 
 def collect_rarely(**_: object) -> None:
-    """Exclude all loaded objects from garbage collection, and raise its thresholds.
-
-    With Python's own thresholds a collection now and then stops all threads for 0.1 s.
-    """
+    """Spare all threads the 0.1 s for which Python's own thresholds now and then stop them."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 50, 1_000)
