@@ -62,7 +62,6 @@ class Right(StrEnum):
 
 
 READ_ONLY = frozenset({Right.MESSAGES_READ, Right.RECIPIENTS_READ})
-"""The rights of a caller of whom nothing else is said: no bodies, no actions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,10 +230,7 @@ class Admission:
         parse(rate)
 
     def admit(self, request: Request) -> Caller:
-        """Find the caller, and count the call; refuse it where none is left.
-
-        It goes on where Redis does not answer.
-        """
+        """Find the caller, count the call, refuse it where none is left; goes on without Redis."""
         caller = request.state.caller = self.caller_of(request)
         rate = caller.rate or self._rate
         limiter = self._limits.get(rate)
@@ -266,10 +262,7 @@ def add_key(
     rate: str | None = None,
     expires_at: datetime | None = None,
 ) -> tuple[ApiKey, str]:
-    """Make a key; return it and its secret text, which is shown this once.
-
-    Raises InvalidValue where keys of that name exist already, and StoreUnavailable.
-    """
+    """Make a key; return it and its secret. Raises InvalidValue where the name has a valid one."""
     check_text("name", name, longest=_LONGEST_NAME)
     before = keys.named(name)
     if any(each.is_valid for each in before):
@@ -295,8 +288,7 @@ def add_key(
 def rotate_key(keys: ApiKeys, name: str, *, overlap: timedelta) -> tuple[ApiKey, str]:
     """Make a second key of that name, and let the first one end after ``overlap``.
 
-    Both are the same caller, so that a call that is repeated with the new one is known. Raises
-    InvalidValue where the name has no valid key, or two, and StoreUnavailable.
+    Both are the same caller, so that a call that is repeated with the new one is known.
     """
     known = keys.named(name)
     valid = [key for key in known if key.is_valid]
@@ -315,7 +307,6 @@ def rotate_key(keys: ApiKeys, name: str, *, overlap: timedelta) -> tuple[ApiKey,
 
 
 def revoke_key(keys: ApiKeys, name_or_id: str) -> list[ApiKey]:
-    """End the keys of that name, or the one key of that id; return them. Raises InvalidValue."""
     meant = [key for key in keys.named() if name_or_id in (key.name, key.id)]
     if not meant:
         accepted = "the name or the id of a key, as `dispatcher keys list` shows it"

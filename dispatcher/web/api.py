@@ -395,7 +395,6 @@ async def _broken(request: Request, _error: Exception) -> Response:
 
 
 def parameters_of(document: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the names that the query of each operation may have."""
     return {
         operation["operationId"]: [
             each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"

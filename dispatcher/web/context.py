@@ -47,7 +47,6 @@ _HTTP_NAMES = {
     "since": "hours",
     "within": "hours",
 }
-"""Names of HTTP by those of Python."""
 
 
 class Context:
@@ -129,11 +128,7 @@ class Context:
             raise HTTPException(400, f"the body {json_problem(error)}") from None
 
     def check(self, *rights: Right) -> None:
-        """Refuse a call of a caller without these rights, or with a query that is not understood.
-
-        Raises Refused, and InvalidDraft where the query has a name that the document does not have,
-        or one twice that is no list: ignored, it would change what is done.
-        """
+        """Refuse a call without these rights, or with query names that, ignored, would alter it."""
         for right in rights:
             self.caller.check(right)
         names = self.service.parameters[self.request.scope["route"].operation_id]
@@ -156,11 +151,7 @@ class Context:
 
 
 def validated(model: type[BodyT], given: Any, *where: str | int, whole: str = THE_CALL) -> BodyT:
-    """Return what lies there in a body, by its model. Raises InvalidDraft.
-
-    The first name that the model does not have is told before all others are looked at. ``whole``
-    is the field of an error about all of it.
-    """
+    """Return what lies ``where`` in a body. InvalidDraft names ``whole`` if all of it is wrong."""
     for name in given if isinstance(given, dict) else ():
         if name not in model.model_fields:
             field = ".".join(map(str, (*where, name)))
@@ -173,10 +164,7 @@ def validated(model: type[BodyT], given: Any, *where: str | int, whole: str = TH
 
 
 def problem_for(request: Request, error: DispatcherError | Refused) -> dict[str, Any]:
-    """Return an error as a problem, as far as the caller, or a stranger, may see it.
-
-    It has the names that the document has for this call: ``from`` in place of ``from_at``.
-    """
+    """Return what the caller, or a stranger, may see of an error, in HTTP's names: ``from``."""
     if isinstance(error, Refused):
         return error.problem
     caller: Caller | None = getattr(request.state, "caller", None)

@@ -482,7 +482,6 @@ def _fields_of(shown: object, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _recipient(recipient: str, caller: Caller, digest: Digest) -> dict[str, Any]:
-    """Return how a caller is shown a recipient."""
     if Right.RECIPIENTS_READ in caller.rights:
         return {"recipient": recipient}
     return {} if digest is None else {"recipient_digest": digest(recipient)}

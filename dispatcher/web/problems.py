@@ -46,7 +46,6 @@ def check_is_utf8(scope: Scope) -> None:
 
 
 def bounded(receive: Receive, most: int, detail: str) -> Receive:
-    """Let it receive at most so many bytes. Then it raises Refused."""
     read = 0
 
     async def receive_some() -> Message:

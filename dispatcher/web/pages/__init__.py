@@ -74,10 +74,7 @@ def page(dispatcher: Dispatcher, *, access: Access | None = None, rate: str = RA
 
 
 def page_and_api(dispatcher: Dispatcher, *, rate: str = RATE) -> ASGIApp:
-    """Return the page and the API as one application. Both take the keys of ``dispatcher keys``.
-
-    Raises InvalidValue for a rate that cannot be read.
-    """
+    """Return the page and the API as one application. Both take the keys of ``dispatcher keys``."""
     calls = api(dispatcher, rate=rate)
     parts = app_of(dispatcher)
     pages = page(dispatcher, access=SignIn(parts.api_keys, parts.sessions), rate=rate)
@@ -92,10 +89,7 @@ def page_and_api(dispatcher: Dispatcher, *, rate: str = RATE) -> ASGIApp:
 
 @contextmanager
 def beside(application: ASGIApp) -> Iterator[str]:
-    """Serve an application on this machine, from a thread; yield its address.
-
-    The port is 8000, or any other where that is taken.
-    """
+    """Serve on this machine from a thread, on port 8000 or any if taken; yield the address."""
     server = uvicorn.Server(uvicorn.Config(application, **SERVER_OPTIONS))
     with _listening() as listener:
         port = listener.getsockname()[1]

@@ -48,7 +48,6 @@ LINE = 14
 _DOT = 14
 """Bookings that lie nearer to each other are drawn as one mark."""
 _SIZES = {"WIDTH": WIDTH, "LEFT": LEFT, "LANE": LANE, "BESIDE": BESIDE, "LINE": LINE}
-"""What the template needs of these."""
 _HOUR, _DAY = timedelta(hours=1), timedelta(days=1)
 _MOST_ROWS = 120
 """Rows of the table."""
@@ -81,7 +80,6 @@ class CalendarQuery:
 
     @classmethod
     def of(cls, visit: Visit) -> CalendarQuery:
-        """Read the query. Raises InvalidDraft."""
         given = visit.query
         recipient, channel = given.get("recipient"), given.get("channel")
         with suppress(InvalidDraft):  # a scope of another name has no spelling
@@ -465,10 +463,7 @@ def moved(start: datetime, length: timedelta, rules: ZoneInfo) -> datetime:
 
 
 class Picture:
-    """The timeline of a view, with ``lines``: instants with their texts and classes.
-
-    ``changes`` are the instants at which the clocks change.
-    """
+    """The timeline of a view. ``lines``: instants, texts, classes; ``changes``: those of clocks."""
 
     def __init__(
         self,

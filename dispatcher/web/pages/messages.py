@@ -1,7 +1,4 @@
-"""Messages: the list with its filters, the story of one, and the actions on one and on many.
-
-Those on all messages that match some filters are first counted, then confirmed.
-"""
+"""Messages: the list with its filters, the story of one, actions on one and on many."""
 
 from __future__ import annotations
 
@@ -281,7 +278,6 @@ ACTIONS = {
 
 
 def versions_text(versions: Sequence[StoredVersion]) -> str:
-    """Return what a form has of messages: of each its id and its version."""
     return " ".join(f"{version.id.hex}-{version_of(version)}" for version in versions)
 
 

@@ -87,7 +87,6 @@ SCOPE = f"{_OF_SCOPES}KIND"
 _EVERYWHERE = ("zone", "done", "many")
 """Names that every query and form may have. ``done`` and ``many`` report the action before."""
 PAGE_NAMES = {"from_at": "from", "until_at": "until", "idempotency_key": "key", "scopes": "count"}
-"""Names of filters in a query by those of Python."""
 _BOXES = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
 
 _ACCEPTED = (
@@ -449,10 +448,7 @@ def named_as_here(error: InvalidDraft) -> InvalidDraft:
 
 
 def local_text(instant: datetime, zone: str, form: str = "") -> str:
-    """Return an instant as the clocks of a zone show it.
-
-    A date with a time that the clocks repeat has its offset.
-    """
+    """Return an instant by the clocks of a zone, with its offset where they repeat that time."""
     local, form_shown = instant.astimezone(zones.rules(zone)), form or _FORM
     thousandths = f".{local.microsecond // 1_000:03}" if local.microsecond and not form else ""
     first, second = (local.replace(fold=each).isoformat()[-6:] for each in (0, 1))
