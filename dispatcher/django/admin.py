@@ -111,7 +111,6 @@ class MessageAdmin(admin.ModelAdmin):
     def change_view(
         self, request: HttpRequest, object_id: Any, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
-        """Show the story of a message; with POST change the message."""
         del form_url
         _check(request, "view_message")
         if request.method == "POST":
@@ -141,7 +140,6 @@ class MessageAdmin(admin.ModelAdmin):
         return self._page(request, "message", context | (extra_context or {}))
 
     def suppressions_view(self, request: HttpRequest) -> HttpResponse:
-        """List the opt-outs, all or those of a recipient; with POST add or revoke one."""
         _check(request, "view_suppression", "view_body")
         recipient = request.GET.get("recipient", "").strip()
         if request.method == "POST":

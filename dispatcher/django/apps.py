@@ -84,7 +84,6 @@ def _wrong_channels(settings: Settings) -> Iterator[CheckMessage]:
 
 
 def _wrong_templates(settings: Settings) -> Iterator[CheckMessage]:
-    """Yield an error for each template that cannot be compiled."""
     with closing(App(settings)) as app:
         errors = app.templates.problems().values()
     yield from (Error(str(error), id="dispatcher.templates") for error in errors if error)

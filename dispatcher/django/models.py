@@ -148,8 +148,6 @@ class Message(models.Model):
 
 
 class Attempt(models.Model):
-    """One try to send a message."""
-
     pk = models.CompositePrimaryKey("message_id", "token")
     message_id = IdField()
     token = models.IntegerField()

@@ -62,7 +62,6 @@ def load_settings() -> Settings:
 
 
 def without_djangos_database() -> Settings:
-    """Return the settings without Django's database, and without a schema."""
     return _for_emails(Settings.load(**_of_dispatcher() | {"table_schema": ""}))
 
 
@@ -126,7 +125,6 @@ def is_in_memory(connection: BaseDatabaseWrapper) -> bool:
 
 
 def database_url(connection: BaseDatabaseWrapper) -> str:
-    """Return the ``database_url`` of a database of Django's. Raises InvalidSettings."""
     entry, kind = connection.settings_dict, connection.vendor
     where = f"DATABASES.{connection.alias}"
     if kind not in _OF_DJANGO:

@@ -27,7 +27,6 @@ class Command(BaseCommand):
         parser.add_argument("words", nargs=REMAINDER)
 
     def handle(self, *_: Any, words: Sequence[str], **__: Any) -> None:
-        """Run a command. Raises SystemExit with its exit code."""
         os.environ.update(project.load_settings().environment())
         typed, sys.argv = sys.argv, ["dispatcher", *words]
         try:
