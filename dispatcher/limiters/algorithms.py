@@ -1,7 +1,4 @@
-"""Limits as values without a connection, which are put on a client.
-
-Which algorithm to use when says ``docs/limiters.md``.
-"""
+"""Limits as values without a connection, which are put on a client."""
 
 from __future__ import annotations
 
@@ -288,10 +285,7 @@ class FixedWindow(CountPerLength):
         return (self.count, self._period, *zone)
 
     def words(self, now_ms: int, further: int = 0) -> Sequence[str | int | bytes]:
-        """Return its count, and its period or, with a zone, the bounds of the windows around then.
-
-        Those are the present one, the one before, two after, and the further ones.
-        """
+        """Return count and period; with a zone, bounds from the window before the present on."""
         if self.align is None:
             return super().words(now_ms)
         [begins, _] = bounds(self._period, self.align, now_ms, 1)

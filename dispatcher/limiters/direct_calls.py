@@ -56,10 +56,7 @@ class _PooledCalls:
         )
 
     def command(self, key: str, n: int, permit: str, is_new: bool) -> bytes:
-        """Return the command that takes ``n`` permits for a key, which is ASCII as is ``permit``.
-
-        Raises InvalidValue for a key that cannot be one.
-        """
+        """Return the command; ``key`` and ``permit`` are ASCII. Raises InvalidValue."""
         words = self._limit_set.words(self._limit_set.server_ms())
         words_then, starts = self._starts
         if words_then is not words:
@@ -127,7 +124,6 @@ class AsyncDirectCalls(_PooledCalls):
     """:class:`DirectCalls` for clients of ``redis.asyncio``."""
 
     async def call(self, key: str, n: int, permit: str, is_new: bool) -> Any:
-        """Make a plain call and return its reply. See :meth:`DirectCalls.call`."""
         command = self.command(key, n, permit, is_new)
         pool = self._client.connection_pool
         connection = await pool.get_connection()

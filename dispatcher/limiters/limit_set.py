@@ -228,10 +228,7 @@ class LimitSet:
         return self._kept_words[1]
 
     def words_of(self, now_ms: int, parts: Sequence[Algorithm], turns: Sequence[int] = ()) -> Words:
-        """Return the arguments by which the scripts know some limits.
-
-        ``turns`` says for each how many windows after the next one may be given as a turn.
-        """
+        """Return what the scripts read of these limits; ``turns``: ``further`` of each."""
         words: list[str | int | bytes] = []
         for part, further in zip(parts, turns or [0] * len(parts), strict=True):
             words += (part.kind, *part.words(now_ms, further))
@@ -271,10 +268,7 @@ class LimitSet:
         )
 
     def unknown(self, error: LimitersUnavailable, permit: str) -> Decision:
-        """Answer for a Redis that does not answer, if that is the policy.
-
-        Raise the error if the pool of connections is full: then Redis was not asked.
-        """
+        """Answer for a Redis that does not answer; raise the error where that is the policy."""
         if self.on_error == "raise" or is_pool_full(error):
             raise error
         return Decision(
@@ -306,7 +300,6 @@ def new_id() -> str:
 
 
 def checked(permit: str) -> str:
-    """Return a permit id of the caller's. Raises InvalidValue."""
     if not isinstance(permit, str) or not _ID.fullmatch(permit):
         accepted = f"1 to {_LONGEST_ID} characters, without NUL and lone surrogates"
         raise InvalidValue("permit", quoted(permit), accepted)
@@ -331,7 +324,6 @@ def check_permits(n: int, parts: Sequence[Algorithm], *, whole: bool = True) -> 
 def length_ms(
     value: object, field: str, *, least: int, most: int, accepted: str | None = None
 ) -> int:
-    """Return a length in whole ms. Raises InvalidValue, which says what is ``accepted``."""
     is_whole = isinstance(value, timedelta) and not value % MILLISECOND
     ms = value // MILLISECOND if isinstance(value, timedelta) else 0
     if not is_whole or not least <= ms <= most:

@@ -72,10 +72,7 @@ _LOOK_UP, _PEEK = 0, 2  # what the script does about the id of a request
 log = logging.getLogger(__name__)
 
 translated = errors.translated(lambda reason, **_: LimitersUnavailable(reason))
-"""Raises LimitersUnavailable for errors of redis-py.
-
-Without their remedy: it speaks of settings, which not all callers have.
-"""
+"""Raises LimitersUnavailable without a remedy: those name settings, which not all callers have."""
 
 
 class _CheckedRequest(NamedTuple):
@@ -149,10 +146,7 @@ class Operations(ABC):
         wait: bool,
         timeout: timedelta | float | None,  # noqa: ASYNC109 - by the limiter's clock
     ) -> Decision:
-        """As ``acquire``, for a block that must not run without permits.
-
-        Raises LimitReached, and LimitersUnavailable unless the policy is to allow.
-        """
+        """As ``acquire``; raises LimitReached, and LimitersUnavailable unless the policy allows."""
         patience = _patience_of(wait, timeout)
         try:
             decision = await self._take(keys, n, permit, patience)
@@ -197,7 +191,6 @@ class Operations(ABC):
     async def _ask(
         self, keys: Keys, n: int, permit: str, *, least: int, mode: int = _LOOK_UP
     ) -> Decision:
-        """Ask for up to ``n`` permits, and for no fewer than are of use."""
         limit_set, names = self._limit_set, self._limit_set.key_names(keys)
         now, *reply = await self._reply(
             "limits_acquire",
@@ -359,7 +352,6 @@ def _at_once(
 def _awaited(
     call: Callable[Concatenate[Limiter, P], T],
 ) -> Callable[Concatenate[AsyncLimiter, P], Coroutine[Any, Any, T]]:
-    """Return the same operation for :class:`AsyncLimiter`."""
     return cast("Any", call).__wrapped__  # type: ignore[no-any-return]
 
 

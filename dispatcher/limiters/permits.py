@@ -65,11 +65,7 @@ class Permit(NamedTuple):
 
 
 class PermitAnswer(NamedTuple):
-    """The answer to one request.
-
-    ``remaining`` is how many more permits the tightest limit would give now; ``retry_after`` is
-    how long to wait before asking again, zero when allowed.
-    """
+    """``remaining``: what the tightest limit would still give; ``retry_after``: 0 when allowed."""
 
     allowed: bool
     remaining: int
@@ -248,18 +244,12 @@ class Permits:
         return answers
 
     def close(self, channel: str, length: timedelta) -> None:
-        """Grant nothing on a channel for ``length``: its provider asked for a pause.
-
-        Closed before for longer, it stays so.
-        """
+        """Grant nothing on a channel for ``length``; closed before for longer, it stays so."""
         closing = self._keys_of(channel).closing(channel)
         self._replies("limits_close", [([closing], [length // MILLISECOND, 0])])
 
     def settle(self, used: Sequence[tuple[Permit, timedelta]]) -> None:
-        """Note when permits were used: each with the time since its send ended.
-
-        Negative: how long it may still take until it is used.
-        """
+        """Note how long ago the send of each ended; negative: how long it may still take."""
         calls: dict[str, _Words] = defaultdict(lambda: ([], []))
         for permit, since in used:
             for leg in self._legs(permit):
@@ -442,7 +432,6 @@ class Fills:
     channel_limits: Mapping[str, Sequence[LogLimit]]
 
     def read(self) -> tuple[ChannelFill, ...]:
-        """Return how full the limits of every channel are."""
         with translated:
             now = now_ms(self.client)
             pipeline = self.client.pipeline(transaction=False)
