@@ -83,11 +83,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class EndedSend:
-    """A send that ended ``at`` a time of the monotonic clock, and what is to be recorded of it.
-
-    It began ``late_by`` seconds after the promised time of its message. ``in_time``: the
-    destination answered before long.
-    """
+    """``at`` is of the monotonic clock; ``late_by`` is in seconds, after the promised time."""
 
     record: Success | Failure
     at: float
@@ -248,7 +244,6 @@ class Group:
         return Failure(claim, outcome, text, wait, kind, counts)
 
     def _close(self, channel: str, wait: timedelta) -> None:
-        """Send nothing more on the channel until its provider wants to be asked."""
         until = self._shared.clock.monotonic() + wait.total_seconds()
         with self._lock:  # the later end holds
             self._closed_until[channel] = max(until, self._closed_until.get(channel, until))
@@ -355,7 +350,6 @@ class Group:
         return is_stored
 
     def snooze(self, refused: Sequence[tuple[Claim, timedelta]]) -> None:
-        """Put back the messages that got no permit, each with the wait until it is due again."""
         shared = self._shared
         limit, grace = shared.settings.sweep_interval * 2, shared.settings.enqueue_grace
         soon = [(claim, wait) for claim, wait in refused if wait <= limit]

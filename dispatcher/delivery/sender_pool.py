@@ -1,7 +1,4 @@
-"""The senders of a channel: threads that send side by side, each message at its own instant.
-
-The destinations of a channel, such as hosts and domains, share its senders.
-"""
+"""The senders of a channel: threads, shared by its destinations, such as hosts and domains."""
 
 from __future__ import annotations
 

@@ -273,7 +273,6 @@ class Ticks:
 
 
 def in_batches(work: Callable[[int], int], *, most: int = _MOST_BATCHES) -> int:
-    """Call ``work`` while it does as much as it may, at most ``most`` times; return the sum."""
     total = 0
     for _ in range(most):
         done = work(BATCH)

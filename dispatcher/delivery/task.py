@@ -100,7 +100,6 @@ class Delivery:
             pool.close()
 
     def _wait_for_early(self, message_ids: Sequence[UUID], claims: Sequence[Claim]) -> list[UUID]:
-        """Wait for messages that are due in a moment, and return them."""
         claimed = {claim.message.id for claim in claims}
         unclaimed = self.shared.claims.unclaimed([id_ for id_ in message_ids if id_ not in claimed])
         self.shared.journal.tell_all(Transition.EXPIRED, unclaimed.expired)
