@@ -1,7 +1,4 @@
-"""The configuration of Celery, and the table of the sweep's duties.
-
-docs/decisions/0006-celery-settings.md gives the reason for the value of each option.
-"""
+"""Celery's configuration (decision 0006 has the reasons), and the table of the sweep's duties."""
 
 from __future__ import annotations
 
@@ -104,7 +101,6 @@ def queues(settings: Settings, **more: Any) -> list[Queue]:
 
 
 def beat_schedule(settings: Settings) -> dict[str, dict[str, Any]]:
-    """Return an entry for each duty that these settings need."""
     schedule = {}
     for name, duty in DUTIES.items():
         if duty.is_needed is not None and not duty.is_needed(settings):

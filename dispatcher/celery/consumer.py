@@ -181,18 +181,12 @@ def _if_open(answer: Any, *args: Any, **more: Any) -> None:
         answer(*args, **more)
 
 
-# Items in the queues of the broker.
-
-
 class NoTask(ValueError):
     """An item is no task of the dispatcher. The text names the part that differs, no content."""
 
 
 def headers_of(message: Any, latest: datetime) -> dict[str, Any]:
-    """Check an item, its body included, and return the headers that our tasks need.
-
-    ``latest`` is the latest ETA that is accepted. Raises NoTask.
-    """
+    """Return the headers of a checked item whose ETA is ``latest`` at most. Raises NoTask."""
     headers = _read("headers", lambda: dict(message.headers))
     arguments_fit = _read("task", lambda: _TASKS[headers["task"]])
     task_id = _read("id", lambda: str(UUID(headers["id"])))

@@ -116,7 +116,6 @@ def stop(**_: object) -> None:
 @worker_process_shutdown.connect
 @worker_shutdown.connect
 def finish(**_: object) -> None:
-    """Wait for the sends that have begun, then close the transports."""
     app = _apps.get(os.getpid())
     if app is not None and app.finish_sending():
         app.close_sending()
@@ -124,7 +123,6 @@ def finish(**_: object) -> None:
 
 @tasks_dropped.connect
 def enqueue_again(message_ids: list[UUID], **_: object) -> None:
-    """Let the next sweep enqueue again the messages whose tasks this worker dropped."""
     here().sweep.enqueue_again(message_ids)
 
 
