@@ -1,8 +1,4 @@
-"""The checks of the doctor, which ask and judge, and their findings, each with a remedy.
-
-``redis_version`` is ``redis.version``. Where a server does not answer, those that need it are
-skipped.
-"""
+"""The checks of the doctor; those that need a server which does not answer are skipped."""
 
 from __future__ import annotations
 
@@ -43,10 +39,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The result of one check, and its remedy.
-
-    With ``stops_worker`` a worker must not start: waiting does not correct the error.
-    """
+    """With ``stops_worker`` a worker must not start: waiting does not correct the error."""
 
     check: str = ""
     level: Level
@@ -571,10 +564,7 @@ class Offset(NamedTuple):
 
 
 def measure(ask: Callable[[], datetime], clock: Clock) -> Offset:
-    """Ask several times; return what the quickest round trip says.
-
-    The other clock was read between the question and the answer.
-    """
+    """Return what the quickest round trip says: the other clock was read within it."""
     looks = []
     for _ in range(_LOOKS):
         before = clock.now()
