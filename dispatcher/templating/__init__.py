@@ -121,7 +121,6 @@ class _ChannelTemplates:
 
 
 def _compiled(body: Any, path: str, plain: Sandbox, html: Sandbox) -> Any:
-    """Return a template's body with a compiled part instead of each text."""
     if isinstance(body, str):
         return plain.compiled_text(path, body)
     if isinstance(body, Mapping):

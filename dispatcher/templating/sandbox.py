@@ -57,10 +57,7 @@ class CompiledText:
         self._wanted = wanted
 
     def render(self, data: Mapping[str, Any], *, limit: int) -> str:
-        """Return the text, of ``limit`` characters at most.
-
-        Raises InvalidDraft, which names what is missing and shows nothing of the data.
-        """
+        """Return at most ``limit`` characters. Raises InvalidDraft, without any of the data."""
         text = StringIO()
         problem = None
         try:
