@@ -104,11 +104,7 @@ class InProcessQueue(Queue):
 
 
 class TestApp(App):
-    """The parts of a dispatcher for one test.
-
-    ``settings`` lead to the servers of the test, ``transport`` sends on every channel. The waits
-    before retries are drawn from ``seed``.
-    """
+    """``settings`` lead to the servers of the test, ``transport`` sends on every channel."""
 
     __test__ = False  # pytest would take it for a test
 
@@ -180,7 +176,6 @@ class TestApp(App):
             self.is_settled = False
 
     def needs_reconcile(self) -> bool:
-        """Whether a run of ``reconcile`` may find something to do."""
         pending = [keys.pending for keys in self.fence.keys]
         return bool(self.redis.exists(*pending) or self.store_maintenance.unreleased(limit=1))
 
