@@ -1,8 +1,4 @@
-"""Spans of the local week, such as quiet hours.
-
-Written as times of day, with the days on which they begin: ``"21:00-08:00"``,
-``"mon-fri 21:00-08:00; sat,sun 00:00-24:00"``.
-"""
+"""Spans of the local week, such as quiet hours: ``"mon-fri 21:00-08:00; sat,sun 00:00-24:00"``."""
 
 from __future__ import annotations
 
