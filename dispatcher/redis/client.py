@@ -1,7 +1,4 @@
-"""The client of the Redis of the settings, and the clock of that server.
-
-The Redis is one server, the master that sentinels name, or the masters of a cluster.
-"""
+"""The client of the Redis of the settings: one server, a master of sentinels, or a cluster."""
 
 from __future__ import annotations
 

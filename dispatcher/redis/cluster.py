@@ -17,10 +17,7 @@ from dispatcher.redis.errors import UnfitServer
 _RETRIES = 1
 _ALONE = "the server of redis_url is no Redis Cluster: write redis://…"
 _REDIRECTED = (redis.exceptions.AskError, redis.exceptions.TryAgainError)
-"""What a node answers that does not, or not yet, hold all keys of a call.
-
-A MovedError is an AskError.
-"""
+"""Answers of a node that does not hold all keys of a call (yet). A MovedError is an AskError."""
 _SILENT = (redis.ConnectionError, redis.TimeoutError)
 _PATIENCE = Retry(FullJitterBackoff(base=0.05, cap=0.4), 1, (redis.exceptions.ClusterError,))
 """For the time in which a hash slot moves: its keys are in two places, and calls with both fail."""

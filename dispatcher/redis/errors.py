@@ -22,7 +22,6 @@ class EvictingServer(UnfitServer):
 
 
 START_REDIS = "start Redis (`dispatcher up` runs one here), or correct redis_url"
-"""What helps where no Redis listens."""
 _REACH_REDIS = "start it, let this machine reach it, or correct redis_url"
 REPLICA = "Redis is a read-only replica"
 """The text of the error with which the fence refuses a connection."""
@@ -154,10 +153,7 @@ def is_pool_full(error: Unavailable) -> bool:
 
 
 class translated:  # noqa: N801 - reads like a function
-    """Raise ``unavailable`` with the reason of an error of redis-py inside.
-
-    A class is three times as quick as a generator.
-    """
+    """Raises ``unavailable`` for errors inside. A class is three times as quick as a generator."""
 
     __slots__ = ("_unavailable",)
 

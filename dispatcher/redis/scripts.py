@@ -29,8 +29,6 @@ _INCLUDE = re.compile(r"^-- @include (\w+)\.lua$", re.MULTILINE)
 
 
 class Script(NamedTuple):
-    """A script, and the digest by which a server knows it."""
-
     text: str
     sha: str
 
