@@ -30,12 +30,11 @@ from dispatcher.operations.overview import Overviews
 from dispatcher.operations.verification import Verification
 from dispatcher.quota import Limit, Quota
 from dispatcher.redis.client import connect_redis, ping
-from dispatcher.reservation.contents import Contents
+from dispatcher.reservation.contents import Contents, RedisSurvey
 from dispatcher.reservation.encoding import Rules, longest_ms
 from dispatcher.reservation.fence import Fence
 from dispatcher.reservation.plan import Copies
 from dispatcher.reservation.refusals import RefusalLog
-from dispatcher.reservation.survey import RedisSurvey
 from dispatcher.reservation.timeline import Timelines
 from dispatcher.reservation.upkeep import Upkeep
 from dispatcher.reservation.windows import Windows

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dispatcher.errors import InvalidSettings, StoreUnavailable, Unavailable
 from dispatcher.redis.errors import FOREIGN_KEY, START_REDIS
-from dispatcher.reservation.survey import RedisNode
+from dispatcher.reservation.contents import RedisNode
 from dispatcher.settings import Settings, config_file, open_to_others
 from dispatcher.store.maintenance import MOST_GRACES
 from dispatcher.store.survey import LateCount

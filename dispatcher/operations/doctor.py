@@ -12,7 +12,7 @@ from celery import Celery
 from dispatcher.celery.queue import AppFacts, BrokerFacts, app_facts, broker_facts
 from dispatcher.errors import StoreUnavailable, Unavailable
 from dispatcher.operations.checks import AT_START, CHECKS, Examination, Finding, error, skipped
-from dispatcher.reservation.survey import RedisNode, RedisSurvey
+from dispatcher.reservation.contents import RedisNode, RedisSurvey
 from dispatcher.settings import Settings
 from dispatcher.store.engines.base import Housekeeping
 from dispatcher.store.lists import Pauses

@@ -2,7 +2,7 @@
 
 ``windows`` books, moves and releases messages leg by leg through ``shards``; ``plan`` books in
 copies of windows. ``upkeep`` rebuilds windows from the store and settles what the store did not
-confirm, ``fence`` closes those of a server that may have lost data. ``contents``, ``timeline`` and
-``survey`` read; ``refusals`` notes refused submits; ``booking`` has the values, ``encoding``
+confirm, ``fence`` closes those of a server that may have lost data. ``contents`` and ``timeline``
+read; ``refusals`` notes refused submits; ``booking`` has the values, ``encoding``
 the words of the scripts.
 """

@@ -19,7 +19,7 @@ from dispatcher.celery.install import install
 from dispatcher.operations import checks
 from dispatcher.operations.checks import Finding, Level, Offset, measure
 from dispatcher.redis.keys import LooseKeys
-from dispatcher.reservation.survey import RedisNode
+from dispatcher.reservation.contents import RedisNode
 from dispatcher.store.database import Database
 from dispatcher.store.engines.mariadb import MariaDBEngine
 from dispatcher.store.engines.postgresql import PostgreSQLEngine

@@ -18,7 +18,7 @@ from dispatcher import Settings
 from dispatcher.embedded import redis_server
 from dispatcher.operations import checks
 from dispatcher.operations.checks import Level
-from dispatcher.reservation.survey import RedisNode
+from dispatcher.reservation.contents import RedisNode
 from tests.support.nodes import free_port
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
