@@ -86,6 +86,7 @@ _NO_SUCH = "there is no such setting"
 _LENGTH = "seconds, or a number and a unit, such as '30 days'"
 _SENTENCES = {
     "missing": ("is missing", "a value: it has no default"),
+    "missing_keyword_only_argument": ("is missing", "a value: it has no default"),
     "string_type": ("is no text", "a text"),
     "bool_type": ("is neither true nor false", "true or false"),
     "bool_parsing": ("is neither true nor false", "true or false"),
@@ -305,7 +306,7 @@ class Settings(BaseSettings):
             field = named[1] if named else "settings"
             raise InvalidSettings(field, "cannot be read", "text, or JSON for a list") from None
         except ValidationError as error:
-            raise _refusal(error, cls.model_fields) from None
+            raise refusal(error, cls.model_fields) from None
 
     @classmethod
     def settings_customise_sources(
@@ -544,7 +545,8 @@ def _default_broker_url(redis_url: str, data_dir: Path) -> str:
     return re.sub(r"^unix://", "redis+socket://", _with_options(redis_url, of_tls))
 
 
-def _refusal(error: ValidationError, fields: Collection[str]) -> InvalidSettings:
+def refusal(error: ValidationError, fields: Collection[str] = ()) -> InvalidSettings:
+    """Return the error of the setting or the option that explains most."""
     first = first_of(error)
     path = [str(part) for part in first["loc"]]
     field = ".".join(path) or "settings"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 MILLISECOND = timedelta(milliseconds=1)
 
@@ -16,6 +16,7 @@ MILLISECOND = timedelta(milliseconds=1)
 _RUNNING = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
+@runtime_checkable
 class Clock(Protocol):
     """A clock. Tests pass one that they can move."""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote
 
 from apprise import Apprise, AppriseAsset, NotifyBase
 from apprise.result import AppriseResult, AppriseResultStatus
+from pydantic import Field
 
 from dispatcher.errors import (
     InvalidDraft,
@@ -17,10 +18,9 @@ from dispatcher.errors import (
     PerhapsSent,
     PermanentFailure,
     TemporaryFailure,
-    kind_of,
-    quoted,
 )
 from dispatcher.message import Body, Message, check_text
+from dispatcher.transports.base import Texts, checked
 from dispatcher.transports.connections import quiet, silence
 
 PLACEHOLDER: Final = "{recipient}"
@@ -44,20 +44,17 @@ class AppriseTransport:
     """Gives each message to the services that the settings name by their Apprise URLs.
 
     The URLs hold secrets, so no error and no log shows them. docs/transports.md says what each
-    option means. Raises InvalidSettings.
+    option means. Raises ValueError.
     """
 
+    @checked
     def __init__(
         self,
         *,
-        urls: Sequence[str],
+        urls: Annotated[Texts, Field(min_length=1)],
         format: Format = "text",  # noqa: A002 - a user's word
         timeout: float = 10.0,
     ) -> None:
-        if not isinstance(urls, list | tuple) or not urls:
-            raise InvalidSettings("urls", "no list of URLs", "a list of one Apprise URL or more")
-        if not isinstance(format, str) or format not in ("text", "markdown", "html"):
-            raise InvalidSettings("format", quoted(format), "text, markdown or html")
         self._format = format
         self._seconds = timeout * _SHARE_OF_TIMEOUT
         self._left = threading.BoundedSemaphore(_MOST_LEFT)
@@ -117,11 +114,9 @@ class AppriseTransport:
                 setattr(service, name, min(getattr(service, name), self._seconds))
         return service
 
-    def _checked(self, number: int, url: object) -> str:
+    def _checked(self, number: int, url: str) -> str:
         """Return a URL that Apprise can read. No error quotes it: it holds a secret."""
         field = f"urls.{number}"
-        if not isinstance(url, str):
-            raise InvalidSettings(field, kind_of(url), "an Apprise URL")
         authority = _AUTHORITY.match(url)
         if authority is None or PLACEHOLDER in authority[0]:
             accepted = f"schema://host/…, with {PLACEHOLDER} behind the host only"

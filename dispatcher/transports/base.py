@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pkgutil import resolve_name
 from types import SimpleNamespace
-from typing import Any, Protocol, cast
+from typing import Annotated, Any, Protocol, cast
+
+from pydantic import ConfigDict, GetPydanticSchema, ValidationError, validate_call
 
 from dispatcher.channel import ChannelSettings
 from dispatcher.errors import (
@@ -27,11 +29,19 @@ from dispatcher.errors import (
     quoted,
 )
 from dispatcher.message import Body, Message
-from dispatcher.settings import Settings, like
+from dispatcher.settings import Settings, like, refusal
 
 log = logging.getLogger(__name__)
 
 Check = Callable[..., object]
+Texts = Annotated[Collection[str], GetPydanticSchema(lambda _, read: read(list[str]))]
+"""An option that lists texts: a list, a tuple or a set."""
+checked = validate_call(
+    config=ConfigDict(
+        arbitrary_types_allowed=True, hide_input_in_errors=True, validate_by_name=True
+    )
+)
+"""Lets pydantic check what a constructor is given, by its annotations. Raises ValidationError."""
 GROUP = "dispatcher.transports"
 """The entry points by which distributions of others offer transports."""
 
@@ -137,22 +147,27 @@ def _make(
 ) -> Any:
     field = f"channels.{name}.options"
     options, parameters = dict(channel.options), inspect.signature(factory).parameters
+    is_shipped = channel.transport in SHIPPED
     if channel.transport == "file":
         options.setdefault("path", settings.data_dir / "sent" / f"{name}.jsonl")
     if "timeout" in parameters:
-        if "timeout" in options and channel.transport in SHIPPED:
+        if "timeout" in options and is_shipped:
             problem = "a timeout, which is that of every transport"
             raise InvalidSettings(field, problem, "transport_timeout instead")
         options.setdefault("timeout", settings.transport_timeout.total_seconds())
-    strange = sorted(options.keys() - parameters.keys())
+    # Some have a name that no parameter can have, such as "from".
+    names = [name.removesuffix("_") if is_shipped else name for name in parameters]
+    strange = sorted(options.keys() - set(names))
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     if strange and not takes_any:
-        accepted = like(strange[0], parameters)
+        accepted = like(strange[0], names)
         raise InvalidSettings(f"{field}.{strange[0]}", "there is no such option", accepted)
     try:
         return factory(**options)
-    except InvalidSettings as error:  # the transport names the option itself
-        raise InvalidSettings(f"{field}.{error.field}", error.problem, error.accepted) from None
+    except (InvalidValue, ValidationError) as error:  # they name the option
+        refused = refusal(error) if isinstance(error, ValidationError) else error
+        field = f"{field}.{refused.field}"
+        raise InvalidSettings(field, refused.problem, refused.accepted) from None
     except (TypeError, ValueError, OSError) as error:
         raise InvalidSettings(field, cut(str(error)), "what the transport takes") from error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from email.header import Header
@@ -289,24 +289,17 @@ def _check_content(field: str, text: object) -> None:
         raise InvalidDraft(field, "holds a NUL character or a lone surrogate", "text")
 
 
-def read_senders(texts: object) -> frozenset[str]:
-    """Return the addresses of the option ``senders``, in lower case. Raises InvalidSettings."""
-    if not isinstance(texts, list | tuple | set | frozenset):
-        raise InvalidSettings("senders", kind_of(texts), "a list of addresses")
-    try:
-        return frozenset(read_sender(text).addr_spec.lower() for text in texts)
-    except InvalidDraft as refused:
-        raise InvalidSettings("senders", refused.problem, refused.accepted) from None
+def read_senders(texts: Iterable[object]) -> frozenset[str]:
+    """Return the addresses of the option ``senders``, in lower case. Raises InvalidDraft."""
+    return frozenset(read_sender(text, "senders").addr_spec.lower() for text in texts)
 
 
-def read_allowed(names: object) -> frozenset[str]:
+def read_allowed(names: Collection[str]) -> frozenset[str]:
     """Return the option ``allow_headers``, in lower case. Raises InvalidSettings."""
-    accepted = "a list of names such as X-Mailgun-Tag"
-    if not isinstance(names, list | tuple | set | frozenset):
-        raise InvalidSettings("allow_headers", kind_of(names), accepted)
     for name in names:
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise InvalidSettings("allow_headers", f"{quoted(name)} is not for bodies", accepted)
+        if not _NAME.fullmatch(name):
+            problem = f"{quoted(name)} is not for bodies"
+            raise InvalidSettings("allow_headers", problem, "names such as X-Mailgun-Tag")
     return frozenset(name.lower() for name in names)
 
 

@@ -9,26 +9,28 @@ import re
 import smtplib
 import socket
 import ssl
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Annotated, Any, Literal, NamedTuple, cast
 from urllib.parse import unquote, urlsplit
+
+from pydantic import Field, SkipValidation, StrictBool
 
 from dispatcher.errors import (
     DeliveryError,
     InvalidDraft,
     InvalidSettings,
+    InvalidValue,
     PerhapsSent,
     PermanentFailure,
     TemporaryFailure,
-    kind_of,
-    quoted,
 )
 from dispatcher.message import Message
 from dispatcher.times.clock import Clock, SystemClock
+from dispatcher.transports.base import Texts, checked
 from dispatcher.transports.connections import (
     Deadline,
     IdleConnections,
@@ -46,7 +48,6 @@ from dispatcher.transports.mail import (
 )
 
 Security = Literal["tls", "starttls", "none"]
-_OPTIONS = "url, from, senders, smtputf8, ca_file, plaintext, name, idle_seconds, allow_headers"
 _LONGEST_SECONDS = 86_400.0
 _PROBE_SECONDS = 5.0
 _MOST_CARRIED = 100
@@ -84,39 +85,28 @@ _CREDENTIALS = frozenset({530, 534, 535, 538})
 class SmtpTransport:
     """Sends messages to the mail server ``url``; docs/transports.md says what each option means.
 
-    Raises InvalidSettings.
+    Raises ValueError.
     """
 
+    @checked
     def __init__(
         self,
         *,
         url: str,
-        timeout: float = 10.0,
-        ca_file: str | Path | None = None,
-        plaintext: bool = False,
+        from_: Annotated[str, Field(alias="from")],
+        senders: Texts = (),
+        smtputf8: StrictBool = True,  # noqa: ARG002 - for check
+        ca_file: SkipValidation[str | Path | None] = None,
+        plaintext: StrictBool = False,
         name: str | None = None,
-        idle_seconds: float = 60.0,
-        allow_headers: Collection[str] = (),
-        senders: Collection[str] = (),
-        smtputf8: bool = True,
+        idle_seconds: Annotated[float, Field(strict=True, gt=0, le=_LONGEST_SECONDS)] = 60.0,
+        allow_headers: Texts = (),
+        timeout: float = 10.0,
         clock: Clock | None = None,
-        **options: Any,
     ) -> None:
-        if "from" not in options:
-            raise InvalidSettings("from", "not given", "the address that mail comes from")
-        try:
-            self._sender = read_sender(options.pop("from"))
-        except InvalidDraft as refused:
-            raise InvalidSettings("from", refused.problem, refused.accepted) from None
-        if options:
-            raise InvalidSettings(min(options), "unknown", _OPTIONS)
-        if not isinstance(idle_seconds, int | float) or not 0 < idle_seconds <= _LONGEST_SECONDS:
-            accepted = "seconds, above 0 and at most a day"
-            raise InvalidSettings("idle_seconds", quoted(idle_seconds), accepted)
-        if not isinstance(smtputf8, bool):
-            raise InvalidSettings("smtputf8", kind_of(smtputf8), "true or false")
+        self._sender = read_sender(from_)
         self._allowed = read_allowed(allow_headers)
-        self._senders = read_senders(senders) | {self._sender.addr_spec.lower()}
+        self._senders = read_senders([*senders, from_])
         self._clock = clock or SystemClock()
         self._timeout = timeout
         self._server = _read_server(url, name=name, ca_file=ca_file, plaintext=plaintext)
@@ -135,7 +125,7 @@ class SmtpTransport:
         """Raise InvalidDraft for what could never be sent as an e-mail."""
         options = options or {}
         allowed = senders = frozenset[str]()
-        with suppress(InvalidSettings):  # the worker says so when it starts
+        with suppress(InvalidValue, TypeError):  # the worker says so when it starts
             allowed = read_allowed(options.get("allow_headers", ()))
             senders = read_senders(options.get("senders", ()))
             senders |= read_senders([options.get("from")])
@@ -197,11 +187,9 @@ class SmtpTransport:
 
 
 def _read_server(
-    url: object, *, name: object, ca_file: str | Path | None, plaintext: object
+    url: str, *, name: str | None, ca_file: str | Path | None, plaintext: bool
 ) -> MailServer:
     """Return what these options say. Raises InvalidSettings, which never quotes the address."""
-    if not isinstance(url, str):
-        raise InvalidSettings("url", kind_of(url), _URLS)
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -218,14 +206,12 @@ def _read_server(
     if bool(user) != bool(password) or not f"{user}{password}".isascii():
         problem = "a user or a password that cannot be used"
         raise InvalidSettings("url", problem, "both in ASCII and percent-encoded, or none")
-    if not isinstance(plaintext, bool):
-        raise InvalidSettings("plaintext", kind_of(plaintext), "true or false")
     is_named_here = host == "localhost" or host.endswith(".localhost")
     is_here = is_named_here if address is None else address.is_loopback
     if security == "none" and not plaintext and not is_here:
         problem = "smtp:// sends everything in the clear, and this is another machine"
         raise InvalidSettings("url", problem, "smtps://, smtp+starttls://, or plaintext = true")
-    if name is not None and not (isinstance(name, str) and _NAME.fullmatch(name)):
+    if name is not None and not _NAME.fullmatch(name):
         raise InvalidSettings("name", "no host name", "a name such as mail.shop.example")
     return MailServer(
         host=host,

@@ -13,7 +13,7 @@ import select
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 import certifi
 import httpcore
+from pydantic import StrictBool, ValidationError
 from standardwebhooks import Webhook
 
 from dispatcher.errors import (
@@ -32,12 +33,12 @@ from dispatcher.errors import (
     PerhapsSent,
     PermanentFailure,
     TemporaryFailure,
-    kind_of,
     quoted,
 )
 from dispatcher.message import Body, Message, dump_json
 from dispatcher.times.clock import Clock, SystemClock
 from dispatcher.times.send_time import as_text
+from dispatcher.transports.base import Texts, checked
 from dispatcher.transports.connections import (
     Deadline,
     IdleConnections,
@@ -46,7 +47,7 @@ from dispatcher.transports.connections import (
     resolve,
     silence,
 )
-from dispatcher.transports.webhook_urls import Addresses, LoopbackAddresses, Reader, Target
+from dispatcher.transports.webhook_urls import Addresses, LoopbackAddresses, Ports, Reader, Target
 
 PAYLOAD_VERSION = 1
 _SHARE_OF_TIMEOUT = 0.95
@@ -99,33 +100,30 @@ Resolve = Callable[[str, int], list[str]]
 class WebhookTransport:
     """Posts each message to the URL that is its recipient, or all to the ``url`` of the channel.
 
-    docs/transports.md says what each option means. Raises InvalidSettings.
+    docs/transports.md says what each option means. Raises ValueError.
     """
 
+    @checked
     def __init__(
         self,
         *,
         url: str | None = None,
-        secrets: Sequence[str] = (),
+        secrets: Texts = (),
         payload: Literal["message", "body"] = "message",
         headers: Mapping[str, str] | None = None,
-        allow: Collection[str] = (),
-        http: bool = False,
-        ports: Collection[int] = (),
+        allow: Texts = (),
+        http: StrictBool = False,
+        ports: Ports = (),
         ca_file: str | None = None,
         timeout: float = 10.0,
         clock: Clock | None = None,
         resolver: Resolve = resolve,
     ) -> None:
-        if not isinstance(payload, str) or payload not in ("message", "body"):
-            raise InvalidSettings("payload", quoted(payload), "message or body")
         self._clock = clock or SystemClock()
         self._seconds = timeout * _SHARE_OF_TIMEOUT
         self._payload = payload
-        if not isinstance(secrets, list | tuple):
-            raise InvalidSettings("secrets", kind_of(secrets), "a list")
         self._keys = [_key(secret) for secret in secrets]
-        own = _checked({} if headers is None else headers, has_url=url is not None)
+        own = _read_headers(headers or {}, has_url=url is not None)
         self._headers = {"user-agent": "dispatcher"} | own
         self._addresses = Addresses(allow)
         self._reader = Reader(self._addresses, http=http, ports=ports)
@@ -153,7 +151,7 @@ class WebhookTransport:
             addresses = Addresses(options.get("allow", ()))
             http, ports = options.get("http", False), options.get("ports", ())
             reader = Reader(addresses, http=http, ports=ports)
-        except InvalidSettings:
+        except (InvalidSettings, ValidationError):
             return  # the worker says so when it starts
         try:
             reader.read(recipient)
@@ -197,17 +195,12 @@ class WebhookTransport:
         status, answered = self._post(target, headers, content)
         return receipt_of(status, answered, now=self._clock.now(), closes_channel=receiver is None)
 
-    def _fixed(self, url: object, http: bool) -> Target:
+    def _fixed(self, url: str, http: bool) -> Target:
         """Return the target of the channel's URL, by the addresses that it may have."""
-        if not isinstance(url, str):
-            raise InvalidSettings("url", kind_of(url), "a URL")
         with suppress(ValueError):  # it is read, and refused, below
             if LoopbackAddresses().names(urlsplit(url).hostname or ""):
                 self._addresses, http = LoopbackAddresses(), True
-        try:
-            return Reader(self._addresses, http=http, any_port=True).read(url)
-        except InvalidValue as refused:
-            raise InvalidSettings("url", refused.problem, refused.accepted) from None
+        return Reader(self._addresses, http=http, any_port=True).read(url)
 
     def _content(self, message: Message) -> bytes:
         if self._payload == "body":
@@ -281,15 +274,11 @@ def _end(connection: httpcore.HTTPConnection) -> None:
         connection.close()
 
 
-def _checked(headers: object, has_url: bool) -> dict[str, str]:
-    if not isinstance(headers, Mapping):
-        raise InvalidSettings("headers", kind_of(headers), "names with their values")
+def _read_headers(headers: Mapping[str, str], *, has_url: bool) -> dict[str, str]:
     if headers and not has_url:
         problem = "given without url, so any recipient would see them"
         raise InvalidSettings("headers", problem, "no headers, or the option url")
     for name, value in headers.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise InvalidSettings("headers", "a name or a value is no text", "texts by name")
         if not _HEADER.fullmatch(f"{name}: {value}"):
             raise InvalidSettings("headers", f"{quoted(name)} is no header", "one line of ASCII")
     return {name.lower(): value for name, value in headers.items()}
@@ -513,10 +502,8 @@ class _Tls(ssl.SSLContext):
         """Leave it as it is."""
 
 
-def tls_context(ca_file: object) -> ssl.SSLContext:
+def tls_context(ca_file: str | None) -> ssl.SSLContext:
     """Return what verifies by ``ca_file``, else as the system and certifi do: InvalidSettings."""
-    if ca_file is not None and not isinstance(ca_file, str):
-        raise InvalidSettings("ca_file", kind_of(ca_file), "the path of a PEM file")
     context = _Tls(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:

@@ -7,12 +7,16 @@ what the standard library calls global differs between its versions and misses s
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
+from typing import Annotated
 from urllib.parse import urlsplit
 
-from dispatcher.errors import InvalidSettings, InvalidValue, kind_of, quoted
+from pydantic import Field, GetPydanticSchema, StrictBool
+
+from dispatcher.errors import InvalidSettings, InvalidValue, quoted
+from dispatcher.transports.base import Texts, checked
 from dispatcher.transports.connections import address_of
 
 _NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")
@@ -21,6 +25,8 @@ _IN_A_NUMBER = re.compile(r"(.*\.)?([0-9]+|0x[0-9a-f]*)")
 _OR_ALLOWED = ", or one that options.allow names"
 _LAST_PORT = 65_535
 PORTS = {"https": 443, "http": 80}
+_Port = Annotated[int, Field(strict=True, ge=1, le=_LAST_PORT)]
+Ports = Annotated[Collection[int], GetPydanticSchema(lambda _, read: read(list[_Port]))]
 _URL = re.compile(r"[!#-;=?-\[\]_a-z~]+")  # printable ASCII without "<>\^`{|}
 _HOST_AND_PORT = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?")
 
@@ -66,17 +72,15 @@ class Addresses:
     """Judges addresses: public ones may be reached, and those of ``allow``.
 
     ``allow`` holds networks and addresses (``10.1.0.0/16``, ``fd00::7``) and names
-    (``hooks.internal``), whose addresses are taken whatever they are. Raises InvalidSettings.
+    (``hooks.internal``), whose addresses are taken whatever they are. Raises ValueError.
     """
 
-    def __init__(self, allow: Iterable[str] = ()) -> None:
+    @checked
+    def __init__(self, allow: Texts = ()) -> None:
         self._networks: list[IPv4Network | IPv6Network] = []
         self._names: set[str] = set()
-        accepted = "a list of networks, addresses and names, such as 10.1.0.0/16, hooks.internal"
-        if not isinstance(allow, list | tuple | set | frozenset):
-            raise InvalidSettings("allow", kind_of(allow), accepted)
         for each in allow:
-            text = each.lower() if isinstance(each, str) and each.isascii() else ""
+            text = each.lower() if each.isascii() else ""
             if is_name(text):
                 self._names.add(text)
                 continue
@@ -84,6 +88,7 @@ class Addresses:
                 self._networks.append(ip_network(text))
             except ValueError:
                 problem = f"{quoted(each)} is no network, address or name"
+                accepted = "such as 10.1.0.0/16, hooks.internal"
                 raise InvalidSettings("allow", problem, accepted) from None
 
     def allow_name(self, name: str) -> bool:
@@ -165,25 +170,18 @@ class Reader:
     """Reads URLs by the rules of a channel.
 
     ``http`` allows URLs without TLS, ``ports`` are those allowed beside the scheme's own,
-    ``any_port`` allows all. Raises InvalidSettings.
+    ``any_port`` allows all. Raises ValueError.
     """
 
+    @checked
     def __init__(
         self,
         addresses: Addresses,
         *,
-        http: bool = False,
-        ports: Collection[int] = (),
+        http: StrictBool = False,
+        ports: Ports = (),
         any_port: bool = False,
     ) -> None:
-        if not isinstance(http, bool):
-            raise InvalidSettings("http", kind_of(http), "true or false")
-        accepted = f"a list of whole numbers from 1 to {_LAST_PORT}"
-        if not isinstance(ports, list | tuple | set | frozenset):
-            raise InvalidSettings("ports", kind_of(ports), accepted)
-        for each in ports:
-            if type(each) is not int or not 1 <= each <= _LAST_PORT:
-                raise InvalidSettings("ports", f"{quoted(each)} is no port", accepted)
         self._addresses = addresses
         self._schemes = ("https", "http") if http else ("https",)
         self._ports = ports

@@ -206,8 +206,8 @@ def test_a_check_makes_the_transport_of_each_channel() -> None:
         found = run_checks(tags=["dispatcher"])
     assert {each.id for each in found} == {"dispatcher.channels"}
     wrong, absent, broken = sorted(found, key=lambda each: [*channels].index(_channel_of(each)))
-    assert wrong.msg.startswith("channels.wrong.options: ")
-    assert "'url'" in wrong.msg
+    assert wrong.msg.startswith("channels.wrong.options.host: ")
+    assert "one of url, " in wrong.msg
     assert [each.is_serious() for each in (wrong, absent, broken)] == [True, False, True]
     assert "RuntimeError" in broken.msg
     assert "secret" not in broken.msg

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dispatcher import InvalidDraft, InvalidSettings
+from dispatcher import InvalidDraft
 from dispatcher.transports.mail import Mail, check_mail, compose, read_sender
 from dispatcher.transports.smtp import SmtpTransport
 from tests.support.mail import an_email
@@ -67,11 +67,9 @@ def test_headers_that_steer_a_provider_are_for_channels_that_name_them() -> None
     with pytest.raises(InvalidDraft, match="allow_headers"):
         SmtpTransport.check("a@b.c", body, {"allow_headers": ["X-Mailgun-Variables"]})
     for wrong in (["Bcc"], "X-MC-Tags", [7]):
-        with pytest.raises(InvalidSettings) as caught:
-            SmtpTransport(
-                url="smtp://localhost", **(options | {"allow_headers": wrong, "from": "a@b.c"})
-            )
-        assert caught.value.field == "allow_headers"
+        options = {"from": "a@b.c", "allow_headers": wrong}
+        with pytest.raises(ValueError, match="allow_headers"):
+            SmtpTransport(url="smtp://localhost", **options)
 
 
 @pytest.mark.parametrize("text", INJECTIONS, ids=ascii)

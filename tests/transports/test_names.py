@@ -157,7 +157,9 @@ def test_a_callable_a_class_and_an_instance_are_transports(
         ("memory", {"size": 1}, "options.size", "none"),
         ("file", {"pth": "w"}, "options.pth", "no such option; accepted: path"),
         ("file", {"path": 4711}, "options", ""),
-        ("smtp", {"from": "mail@shop.example"}, "options", "argument: 'url'"),
+        ("smtp", {"from": "mail@shop.example"}, "options.url", "is missing"),
+        ("smtp", {"url": "smtp://localhost"}, "options.from", "is missing"),
+        ("smtp", {"form": "mail@shop.example"}, "options.form", "no such option; accepted: from"),
         (f"{__name__}:Picky", {"colour": "red"}, "options.colour", "accepted: blue"),
     ],
 )  # fmt: skip

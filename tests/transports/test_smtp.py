@@ -11,7 +11,15 @@ from urllib.parse import quote
 
 import pytest
 
-from dispatcher import InvalidDraft, InvalidSettings, PermanentFailure, TemporaryFailure
+from dispatcher import (
+    ChannelSettings,
+    InvalidDraft,
+    InvalidSettings,
+    PermanentFailure,
+    Settings,
+    TemporaryFailure,
+)
+from dispatcher.transports import load
 from dispatcher.transports.mail import compose
 from dispatcher.transports.smtp import SmtpTransport
 from tests.support.clock import MovableClock
@@ -193,7 +201,7 @@ def test_a_line_carries_a_hundred_messages_and_no_more() -> None:
 
 
 REFUSED_URLS: dict[str, list[Any]] = {
-    "an int": [7],
+    "is no text": [7],
     "no known scheme": ["mail.example.org", "imap://mail.example.org"],
     "no host": [
         "smtps://", "smtps://a..b", "smtps://.a", "smtps://müller.example", "smtps://a b",
@@ -214,22 +222,23 @@ REFUSED_URLS: dict[str, list[Any]] = {
     ("options", "field", "says"),
     [
         *(({"url": url}, "url", says) for says, urls in REFUSED_URLS.items() for url in urls),
-        ({"plaintext": "no"}, "plaintext", "a str"),
+        ({"plaintext": "no"}, "plaintext", "neither true nor false"),
         *(({"from": text}, "from", "not one address") for text in ("shop", "a@b.c, d@e.f")),
         ({"ca_file": "/nowhere.pem", "url": "smtps://h"}, "ca_file", "No such file"),
         ({"ca_file": "/dev/null", "url": "smtps://h"}, "ca_file", "no certificate"),
         *(({"name": name}, "name", "no host name") for name in ("two words", "a\r\nMAIL")),
-        *(({"idle_seconds": value}, "idle_seconds", f"{value}") for value in (0, "60")),
-        ({"form": "a@b.c"}, "form", "unknown"),
+        ({"idle_seconds": 0}, "idle_seconds", "is out of range"),
+        ({"idle_seconds": "60"}, "idle_seconds", "is no number"),
     ],
     ids=str,
 )
 def test_an_option_that_cannot_be_used_is_named_and_not_quoted(
     options: dict[str, Any], field: str, says: str
 ) -> None:
+    options = {"url": "smtp://localhost", "from": "mail@shop.example"} | options
     with pytest.raises(InvalidSettings) as caught:
-        smtp(options.pop("url", "smtp://localhost"), **options)
-    assert caught.value.field == field
+        load("mail", ChannelSettings(transport="smtp", options=options), Settings.load())
+    assert caught.value.field == f"channels.mail.options.{field}"
     assert says in caught.value.problem
     assert caught.value.accepted
     assert "nter2" not in str(caught.value)
@@ -248,6 +257,4 @@ def test_a_server_has_any_name_and_this_machine_is_spoken_to_in_the_clear(
     scheme: str, host: str
 ) -> None:
     assert host.strip("[]") in repr(smtp(f"{scheme}://{host}"))
-    with pytest.raises(InvalidSettings, match="from: not given"):
-        SmtpTransport(url=f"{scheme}://{host}")
     assert "mail.example.org:25" in repr(smtp("smtp://mail.example.org", plaintext=True))

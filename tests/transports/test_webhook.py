@@ -171,11 +171,13 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("payload", {"payload": "xml"}),
     ("headers", {"headers": {"X-Token": "hunter2"}}),
     *(("headers", {"url": PUBLIC, "headers": headers}) for headers in (
-        {"X": "hunter2\r\nY: z"}, {"X Y": "hunter2"}, {"X": 7}, "X",
+        {"X": "hunter2\r\nY: z"}, {"X Y": "hunter2"}, "X",
     )),
+    ("headers.X", {"url": PUBLIC, "headers": {"X": 7}}),
     ("allow", {"allow": "10.0.0.0/8"}),
     ("http", {"http": "yes"}),
-    *(("ports", {"ports": ports}) for ports in ([0], 8080, ["8080"])),
+    ("ports", {"ports": 8080}),
+    *(("ports.0", {"ports": [port]}) for port in (0, 65_536, "8080", True)),
     *(("ca_file", {"ca_file": path}) for path in ("/no/such/file", __file__)),
 ]  # fmt: skip
 
