@@ -97,13 +97,11 @@ class IdleConnections(Generic[C]):
         return None
 
     def give(self, connection: C) -> None:
-        """Keep a connection."""
         with self._lock:
             self._kept.append((self._clock.monotonic(), connection))
         self._end_older(self._clock.monotonic() - self._seconds)
 
     def close(self) -> None:
-        """End all that wait."""
         self._end_older(inf)
 
     def _end_older(self, latest: float) -> None:

@@ -122,7 +122,6 @@ class SmtpTransport:
     def check(
         recipient: str, body: Mapping[str, Any], options: Mapping[str, Any] | None = None
     ) -> None:
-        """Raise InvalidDraft for what could never be sent as an e-mail."""
         options = options or {}
         allowed = senders = frozenset[str]()
         with suppress(InvalidValue, TypeError):  # the worker says so when it starts
@@ -163,7 +162,6 @@ class SmtpTransport:
             raise TemporaryFailure(str(broke)) from None
 
     def probe(self) -> None:
-        """Connect, log in, and ask whether all is well. Raises TemporaryFailure."""
         deadline = Deadline(self._clock, min(self._timeout, _PROBE_SECONDS))
         connection = SmtpConnection.open(self._server, deadline)
         try:
@@ -402,7 +400,6 @@ class SmtpConnection(smtplib.SMTP):
                 return int(line[:3]), b"\n".join(lines)
 
     def _secure(self) -> None:
-        """Begin TLS, and forget what was said before it."""
         if self._unread:  # sent before the encryption began, perhaps by an attacker
             raise ConnectionBroken("it said something between STARTTLS and the encryption")
         context, host = cast(ssl.SSLContext, self._server.context), self._server.host
@@ -462,7 +459,6 @@ class SmtpConnection(smtplib.SMTP):
             raise TemporaryFailure(f"{self._server}: {why}") from None
 
     def _announce(self, mail: Mail) -> None:
-        """Send MAIL, RCPT and DATA, and wait for the leave to send the content."""
         if self._is_begun:
             self._say("RSET", mail)
         words = f"MAIL FROM:<{mail.sender}>"

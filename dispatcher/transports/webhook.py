@@ -315,7 +315,6 @@ def receipt_of(
 
 
 def _wait(text: str | None, now: datetime) -> timedelta | None:
-    """Return the wait that Retry-After asks for: seconds, or the date of its end."""
     if text is None:
         return None
     if _SECONDS.fullmatch(text.strip()):
@@ -478,7 +477,6 @@ class _Stream(httpcore.NetworkStream):
 
 
 def _why(error: Exception) -> str:
-    """Say why there is no connection."""
     if isinstance(error, TimeoutError):
         return "no connection in time"
     if isinstance(error, ssl.SSLCertVerificationError):

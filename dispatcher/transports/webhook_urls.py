@@ -92,7 +92,6 @@ class Addresses:
                 raise InvalidSettings("allow", problem, accepted) from None
 
     def allow_name(self, name: str) -> bool:
-        """Whether ``name``, in lower case, may have any address."""
         return name in self._names
 
     def allow_local(self, name: str) -> bool:
@@ -120,7 +119,6 @@ class LoopbackAddresses(Addresses):
         return name == "localhost"
 
     def allow(self, text: str) -> bool:
-        """Whether the address ``text`` is one of loopback."""
         address = address_of(text)
         return address is not None and any(address in network for network in _LOOPBACK)
 
