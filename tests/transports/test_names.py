@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from pydantic import BaseModel
 
 from dispatcher import ChannelSettings, InvalidSettings, Message, Settings, TemporaryFailure
 from dispatcher.testing import a_message
@@ -161,6 +162,7 @@ def test_a_callable_a_class_and_an_instance_are_transports(
         ("smtp", {"url": "smtp://localhost"}, "options.from", "is missing"),
         ("smtp", {"form": "mail@shop.example"}, "options.form", "no such option; accepted: from"),
         (f"{__name__}:Picky", {"colour": "red"}, "options.colour", "accepted: blue"),
+        (f"{__name__}:Modelled", {"size": "red"}, "options.size", "is no whole number"),
     ],
 )  # fmt: skip
 def test_a_misconfigured_transport_names_its_field(
@@ -180,6 +182,12 @@ class Picky:
 
     def send(self, message: Message) -> str | None:
         raise TemporaryFailure(message.channel)
+
+
+class Modelled(BaseModel):
+    """Lets pydantic check its options."""
+
+    size: int
 
 
 @cache
