@@ -28,44 +28,25 @@ from typing import NamedTuple
 from dispatcher.errors import InvalidSettings, quoted
 
 VARIABLE = "DISPATCHER_FAULTS"
-POINTS = frozenset(
-    {
-        "submit.before_reserve",
-        "submit.after_reserve",
-        "submit.after_commit",
-        "submit.after_enqueue",
-        "reserve.between_shards",
-        "joined.after_add",
-        "joined.after_commit",
-        "cancel.after_rows",
-        "suppress.after_row",
-        "reschedule.after_booking",
-        "reschedule.after_row",
-        "reschedule.after_release",
-        "deliver.after_claim",
-        "deliver.after_permits",
-        "deliver.before_send",
-        "deliver.after_begin",
-        "deliver.after_send",
-        "deliver.after_record",
-        "put_back.after_row",
-        "renew.after_permits",
-        "renew.after_claims",
-        "enqueue_due.after_take",
-        "rescue.before_put_back",
-        "rescue.in_transaction",
-        "reconcile.after_barring",
-        "reconcile.after_giving_up",
-        "reconcile.after_look_up",
-        "reconcile.before_release",
-        "reconcile.after_release",
-        "rebuild.after_wipe",
-        "rebuild.after_restore",
-        "rebuild.after_windows",
-        "tell.in_transaction",
-        "prune.after_batch",
-    }
-)
+POINTS = frozenset({
+    "submit.before_reserve", "submit.after_reserve", "submit.after_commit", "submit.after_enqueue",
+    "reserve.between_shards",
+    "joined.after_add", "joined.after_commit",
+    "cancel.after_rows",
+    "suppress.after_row",
+    "reschedule.after_booking", "reschedule.after_row", "reschedule.after_release",
+    "deliver.after_claim", "deliver.after_permits", "deliver.before_send", "deliver.after_begin",
+    "deliver.after_send", "deliver.after_record",
+    "put_back.after_row",
+    "renew.after_permits", "renew.after_claims",
+    "enqueue_due.after_take",
+    "rescue.before_put_back", "rescue.in_transaction",
+    "reconcile.after_barring", "reconcile.after_giving_up", "reconcile.after_look_up",
+    "reconcile.before_release", "reconcile.after_release",
+    "rebuild.after_wipe", "rebuild.after_restore", "rebuild.after_windows",
+    "tell.in_transaction",
+    "prune.after_batch",
+})  # fmt: skip
 
 log = logging.getLogger(__name__)
 
