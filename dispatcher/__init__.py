@@ -70,8 +70,8 @@ if typing.TYPE_CHECKING:
     from dispatcher.settings import Settings
     from dispatcher.store.listing import Counts, Load, OverdueFigure
     from dispatcher.store.lists import Pause, Suppression
-    from dispatcher.submission.erasure import Erased
-    from dispatcher.submission.story import Reservation, Story
+    from dispatcher.submission.lists import Erased
+    from dispatcher.submission.reads import Reservation, Story
     from dispatcher.telemetry.liveness import Sign
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
@@ -151,7 +151,7 @@ _MODULES = (
     "errors", "message", "selection", "body_types", "channel", "settings", "celery.install",
     "limiters.permits", "reservation.refusals", "reservation.timeline", "client",
     "operations.overview", "operations.verification",
-    "store.listing", "store.lists", "submission.erasure", "submission.story", "telemetry.liveness",
+    "store.listing", "store.lists", "submission.lists", "submission.reads", "telemetry.liveness",
 )  # fmt: skip
 """The modules of the public names, the light ones first: the first use of a name looks for it."""
 

@@ -52,14 +52,12 @@ from dispatcher.store.survey import StoreSurvey
 from dispatcher.submission.changes import Cancellation, Changes
 from dispatcher.submission.decisions import Decisions
 from dispatcher.submission.enqueuer import Enqueuer
-from dispatcher.submission.erasure import Erasure
-from dispatcher.submission.lists import PauseList, SuppressionList
+from dispatcher.submission.lists import Erasure, PauseList, SuppressionList
 from dispatcher.submission.moves import Moves
 from dispatcher.submission.pipeline import Submitter
+from dispatcher.submission.reads import StoryReader, TimelineReader
 from dispatcher.submission.reserver import Reserver
 from dispatcher.submission.sinks import CallersTransactions, DryRun, OwnTransaction
-from dispatcher.submission.story import StoryReader
-from dispatcher.submission.timeline import TimelineReader
 from dispatcher.submission.validation import DraftValidator
 from dispatcher.telemetry.journal import EventStream, Hooks, Journal, digest_with, find_hooks
 from dispatcher.telemetry.liveness import BROKER, HANGS_AFTER, Health, Kind, Pulse, Signs

@@ -67,9 +67,9 @@ from dispatcher.store.listing import Of
 from dispatcher.store.lists import Pause, Suppression
 from dispatcher.store.outbox import connection_of, session_of_loop
 from dispatcher.submission.changes import NewTime
-from dispatcher.submission.erasure import Erased
+from dispatcher.submission.lists import Erased
 from dispatcher.submission.pipeline import LazyResults, OnProgress, Result
-from dispatcher.submission.story import Story
+from dispatcher.submission.reads import Story
 from dispatcher.submission.validation import (
     checked_scopes,
     known_channel,

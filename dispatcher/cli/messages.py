@@ -28,7 +28,7 @@ from dispatcher.message import (
     visible_text,
 )
 from dispatcher.settings import Settings
-from dispatcher.submission.story import Story, coming
+from dispatcher.submission.reads import Story, coming
 
 Zone = Annotated[str | None, typer.Option(help="Zone of local times, e.g. Europe/Berlin.")]
 SendAt = Annotated[

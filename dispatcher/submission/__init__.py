@@ -5,6 +5,6 @@ its result in a transaction of their own, in one of the caller's, or not at all.
 judges drafts, ``reserver`` reserves and looks again, ``enqueuer`` enqueues messages inside the
 horizon. ``changes`` cancels, reschedules and updates messages, ``moves`` gives them other times,
 ``decisions`` retries failed messages and releases or drops held ones, ``lists`` keeps the pauses
-and the suppressions, ``erasure`` erases recipients. ``timeline`` reads which times of a scope fit,
-``story`` all about one message.
+and the suppressions, and erases recipients. ``reads`` tells which times of a scope fit, and all
+about one message.
 """

@@ -1,12 +1,22 @@
-"""Pauses and opt-outs: what is not sent until it is resumed, and who gets nothing."""
+"""Pauses, opt-outs, erasures: what waits until it is resumed, and who gets and leaves nothing."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from dispatcher.errors import InvalidValue, UnknownChannel, plain, quoted
+from dispatcher.errors import (
+    InvalidValue,
+    MessageNotFound,
+    TooLate,
+    UnknownChannel,
+    plain,
+    quoted,
+)
 from dispatcher.faults import fault
+from dispatcher.limiters.permits import Permits
 from dispatcher.message import (
     MAX_CAMPAIGN,
     MAX_RECIPIENT,
@@ -16,13 +26,26 @@ from dispatcher.message import (
     check_text,
     scope_name,
 )
+from dispatcher.reservation.upkeep import Upkeep
+from dispatcher.scope import WITHOUT, Scope, of_scope_on, own_scope
 from dispatcher.selection import Selection
 from dispatcher.settings import Settings
 from dispatcher.store.listing import Listing
-from dispatcher.store.lists import REASON, Pause, Pauses, Suppression, Suppressions
+from dispatcher.store.lists import (
+    ERASED,
+    REASON,
+    Pause,
+    Pauses,
+    PersonalData,
+    Suppression,
+    Suppressions,
+)
 from dispatcher.store.schema import EVERY_CHANNEL, PAUSED_CAMPAIGN, PAUSED_CHANNEL, PAUSED_RECIPIENT
 from dispatcher.submission.changes import Cancellation
+from dispatcher.submission.decisions import Decisions
 from dispatcher.submission.validation import known_channel
+
+log = logging.getLogger(__name__)
 
 _AT_ONCE = 500
 
@@ -138,3 +161,74 @@ class SuppressionList:
         """Tell whether a recipient has opted out of a channel; of every one where it is None."""
         named = self.settings.spellings.one(recipient, channel), channel or EVERY_CHANNEL
         return bool(self.suppressions.among([named]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Erased:
+    """What an erasure did: messages it ``cancelled``, and those whose content it blanked.
+
+    ``blanked`` has the cancelled ones, too. ``under_way`` are being sent, or were submitted
+    meanwhile: until they have ended they keep what they say. Erase again then.
+    """
+
+    cancelled: int
+    blanked: int
+    under_way: int
+
+
+@dataclass(kw_only=True)
+class Erasure:
+    """Erases recipients. What one call leaves where a process dies, the next one finds.
+
+    First the rows, then Redis by the names of its keys: so nothing puts a name back that no row
+    has any more, but a sweep that had read the row just before, until the next ``tidy``.
+    """
+
+    settings: Settings
+    personal_data: PersonalData
+    listing: Listing
+    suppression_list: SuppressionList
+    decisions: Decisions
+    upkeep: Upkeep
+    permits: Permits
+
+    def erase(self, recipient: str, *, keep_opt_out: bool) -> Erased:
+        """Erase every spelling of a recipient.
+
+        Raises InvalidDraft, StoreUnavailable, ReservationsUnavailable, LimitersUnavailable: a
+        repeated call does what is left.
+        """
+        recipient = check_recipient(recipient)
+        cancelled = blanked = under_way = 0
+        # Also as it is given: a message may be older than the rule of its channel.
+        for name in dict.fromkeys([*self.settings.spellings.all(recipient), recipient]):
+            cancelled += self.suppression_list.cancel(name, None, because=ERASED)
+            self._drop_held(name)
+            while batch := self.personal_data.blank(name, limit=_AT_ONCE):
+                blanked += batch
+            self.personal_data.forget(name, keep_opt_out=keep_opt_out)
+            self._forget_in_redis(scope_name(name))
+            under_way += self.personal_data.under_way(name)
+        log.info(
+            "recipient erased: %d messages cancelled, %d blanked, %d under way",
+            cancelled, blanked, under_way,
+        )  # fmt: skip
+        return Erased(cancelled=cancelled, blanked=blanked, under_way=under_way)
+
+    def _drop_held(self, name: str) -> None:
+        held = Selection(status=Status.HELD, recipient=name)
+        for page in self.listing.pages(held, size=_AT_ONCE, oldest_first=True):
+            for message in page:
+                try:
+                    self.decisions.drop(message.id, reason=ERASED)
+                except (TooLate, MessageNotFound):
+                    continue  # someone else has decided
+
+    def _forget_in_redis(self, name: str) -> None:
+        scopes = [own_scope(name), Scope(WITHOUT, name, name)]
+        scopes += [Scope(of_scope_on(channel), name, name) for channel in self.settings.channels]
+        scopes += [Scope(kind, name, f"@{kind}:{name}") for kind in self.settings.scopes]
+        counting = partial(self.personal_data.counting, name)
+        for scope in scopes:
+            self.upkeep.forget(scope, counting)
+        self.permits.forget(name, counting)

@@ -22,7 +22,7 @@ from dispatcher.reservation.refusals import Refusals
 from dispatcher.reservation.timeline import Timeline
 from dispatcher.store.lists import Pause
 from dispatcher.store.lists import Suppression as StoredSuppression
-from dispatcher.submission.erasure import Erased
+from dispatcher.submission.lists import Erased
 from dispatcher.telemetry.journal import StreamEntry
 from dispatcher.web.access import Caller, Right
 

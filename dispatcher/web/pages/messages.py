@@ -27,7 +27,7 @@ from dispatcher.selection import Selection, Wanted
 from dispatcher.store.listing import StoredVersion
 from dispatcher.store.schema import Movable
 from dispatcher.submission.changes import NewTime
-from dispatcher.submission.story import coming
+from dispatcher.submission.reads import coming
 from dispatcher.times.send_time import from_ms
 from dispatcher.web.access import Right
 from dispatcher.web.pages.site import PAGE_NAMES, SCOPE, Fields, PageRoute, Visit, local_text
