@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import tee
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, TextIO
@@ -181,17 +182,11 @@ class ImportJob:
                     self._refuse(row, BatchRefused(0), text)
                 self._counted = Progress(0, len(whole), None)
                 return
-        waiting: deque[DraftRow] = deque()
-
-        def noted() -> Iterator[DraftRow]:
-            for row in drafts:
-                waiting.append(row)
-                yield row
-
-        for result in self.dispatcher.submit_many(
-            noted(), on_conflict=self.on_conflict, atomic=self.atomic, progress=self._show
-        ):
-            row = waiting.popleft()
+        asked, answered = tee(drafts)
+        results = self.dispatcher.submit_many(
+            asked, on_conflict=self.on_conflict, atomic=self.atomic, progress=self._show
+        )
+        for result, row in zip(results, answered, strict=False):
             self._answered = row.line
             if isinstance(result, Rejection):
                 error, text = result.error, ""
