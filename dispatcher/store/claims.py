@@ -373,7 +373,6 @@ def _take(tables: Tables) -> sa.Update:
 
 
 def _starts_at(due_at: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    """Return the present, or when the message is due."""
     return sa.case((due_at > _NOW, due_at), else_=_NOW)
 
 

@@ -65,7 +65,6 @@ class Suppressions:
         return {each for each in wanted if not stored.isdisjoint((each, (each[0], EVERY_CHANNEL)))}
 
     def stored(self, recipient: str | None, *, size: int) -> Iterator[Suppression]:
-        """Yield those of one recipient, or of all in order, ``size`` of them read at once."""
         columns = self._tables.suppressions.c
         key = (columns.recipient, columns.channel)
         query = select(*key, columns.created_at)
