@@ -33,7 +33,7 @@ from tests.simulation.scheduler import Process, Scheduler
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-_IN_STORE = ("messages", "claims", "store_maintenance", "suppressions", "void_ids")
+_IN_STORE = ("messages", "claims", "store_maintenance", "suppressions", "listing", "void_ids")
 
 
 class _Parts(App):
