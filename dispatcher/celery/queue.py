@@ -197,6 +197,8 @@ def translated(error: Exception, what: str) -> QueueUnavailable:
     cause = error.__cause__ or error  # kombu puts errors of the line into one of its own
     if isinstance(cause, redis.RedisError):
         helps = of_redis.remedy(cause).replace("redis_url", "broker_url")
+        if helps == of_redis.FOREIGN_KEY:  # of reservations, which are not the broker's
+            helps = "find the program that writes to the queues of this broker"
         return QueueUnavailable(of_redis.reason(cause), remedy=helps)
     if isinstance(cause, socket.gaierror):
         helps = "correct it in broker_url, or let this machine resolve it"
