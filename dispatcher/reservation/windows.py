@@ -59,10 +59,7 @@ class Windows:
     """The windows of all scopes.
 
     A window is a ZSET of one scope's reservations: member message id (16 bytes), with a tail once
-    it was moved, score send_at in ms. For a quota of N per W a time t is refused exactly when N
-    consecutive members that lie within less than W of each other would, with t, be N+1 within less
-    than W; for a calendar quota when N lie in the calendar period of t (``lua/rule.lua``;
-    docs/submitting.md).
+    it was moved, score send_at in ms. What refuses a time says ``lua/rule.lua``.
 
     Legs are booked one after the other, the one of the message's own scope first, the others in the
     order of their shards. Where one refuses, the earlier ones are released; until then others count
