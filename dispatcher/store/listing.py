@@ -204,6 +204,12 @@ class Listing:
         )
         return (list(map(to_message, rows)) for rows, _ in stretches)
 
+    def ids(self, wanted: Selection, *, size: int) -> Iterator[list[UUID]]:
+        """Yield pages of ids, perhaps empty, the oldest first."""
+        columns = [self._tables.messages.c.id]
+        stretches = self._stretches(wanted, columns, size=size, oldest_first=True)
+        return ([row.id for row in rows] for rows, _ in stretches)
+
     def _stretches(
         self,
         wanted: Selection,

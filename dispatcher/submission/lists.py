@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 from dispatcher.errors import (
     InvalidValue,
@@ -136,8 +138,7 @@ class SuppressionList:
         channels = () if channel is None else (channel,)
         chosen = Selection(status=Status.SCHEDULED, recipient=recipient, channels=channels)
         cancelled = 0
-        for page in self.listing.pages(chosen, size=_AT_ONCE, oldest_first=True):
-            ids = [message.id for message in page]
+        for ids in self.listing.ids(chosen, size=_AT_ONCE):
             answers = self.cancellation.cancel_many(ids, because=because)
             cancelled += sum(isinstance(answer, Message) for answer in answers)
         return cancelled
@@ -217,12 +218,9 @@ class Erasure:
 
     def _drop_held(self, name: str) -> None:
         held = Selection(status=Status.HELD, recipient=name)
-        for page in self.listing.pages(held, size=_AT_ONCE, oldest_first=True):
-            for message in page:
-                try:
-                    self.decisions.drop(message.id, reason=ERASED)
-                except (TooLate, MessageNotFound):
-                    continue  # someone else has decided
+        for message_id in chain.from_iterable(self.listing.ids(held, size=_AT_ONCE)):
+            with suppress(TooLate, MessageNotFound):  # someone else has decided
+                self.decisions.drop(message_id, reason=ERASED)
 
     def _forget_in_redis(self, name: str) -> None:
         scopes = [own_scope(name), Scope(WITHOUT, name, name)]
