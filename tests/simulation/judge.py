@@ -44,7 +44,7 @@ def _stored(world: World) -> Iterator[Pruned]:
 
 def _history(world: World) -> lines.Lines:
     facts = world.facts
-    yield lines.terms_of(world.settings)
+    yield lines.terms_of(world.settings, expiry_slack_us=0)
     for number, asked in enumerate(facts.asked):
         call = {"at": 0, "n": number, "op": "submit", "who": "", "tag": asked.tag, "key": asked.key}
         yield call | {"kind": "call", "digest": ""}

@@ -29,8 +29,6 @@ _UNSENT = frozenset({"cancelled", "expired", "failed"})
 _NOT_TAKEN = frozenset({"temporary", "permanent"})
 _HOLD_NO_PLACE = frozenset({"cancelled", "expired"})
 _AFTER_A_FREEZE_US = 500_000
-_EXPIRY_SLACK_US = 500_000
-"""A send may begin this long after the expiry that was checked right before it."""
 
 
 class Violation(NamedTuple):
@@ -71,7 +69,9 @@ def lost(history: History) -> Iterator[str]:
             yield f"{id_} failed without a reason"
         elif status == "expired" and row["expires_at_ms"] is None:
             yield f"{id_} expired though it never expires"
-        elif status == "held" and "unknown" not in _outcomes(id_, history):
+        elif status == "held" and (
+            row["on_unknown"] == "retry" or "unknown" not in _outcomes(id_, history)
+        ):
             yield f"{id_} is held for no reason"
         elif status == "cancelled" and not any(
             each.answer != "refused" for each in cancels.get(id_, ())
@@ -356,7 +356,7 @@ def early_or_expired(history: History) -> Iterator[str]:
         if each.at < due * 1_000:
             yield f"{each.id} was sent {due - each.at / 1_000:.3f} ms early"
         expiry = row["expires_at_ms"]
-        is_late = expiry is not None and each.at > expiry * 1_000 + _EXPIRY_SLACK_US
+        is_late = expiry is not None and each.at > expiry * 1_000 + history.terms["expiry_slack_us"]
         if is_late and not is_frozen(each, history):
             yield f"{each.id} was sent {each.at / 1_000 - expiry:.0f} ms after its expiry"
 

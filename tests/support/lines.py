@@ -37,6 +37,7 @@ def terms_of(settings: Settings, **more: Any) -> dict[str, Any]:
         "limits": limits | {"scope": quotas.get(OWN_SCOPE, [])},
         "concurrency": {},
         "longest_ms": 0,
+        "expiry_slack_us": 500_000,
         "recovery_ms": NEVER,
         "answer_ms": NEVER,
     }

@@ -19,6 +19,7 @@ DUE = DUE_MS * 1_000
 
 TERMS: dict[str, Any] = {
     "kind": "terms",
+    "expiry_slack_us": 500_000,
     "at": 0,
     "quotas": {"": [[1, 1_000]], "recipient.text": [[1, 2_000]]},
     "limits": {"scope": [[1, 1_000]], "channel mail": [[2, 500]]},
@@ -204,6 +205,9 @@ BAD: dict[str, tuple[str, str, Lines]] = {
     "failed early": ("I1", "without a reason", [*submit(), *row(status="failed"), *place()]),
     "expired by itself": ("I1", "never expires", [*submit(), *row(status="expired")]),
     "held for nothing": ("I1", "is held for no reason", [*SENT[:-2], *row(status="held")]),
+    "held though to be retried": ("I1", "is held for no reason", [
+        *SENT[:-2], *attempt("unknown"), *row(status="held", on_unknown="retry"),
+    ]),
     "cancelled by nobody": ("I1", "nobody asked for", CANCELLED),
     "sent from nowhere": ("I2", "never submitted", send()),
     "stored from nowhere": ("I2", "never submitted", [*row(), *place()]),
