@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dispatcher import Message, Outcome, PerhapsSent, PermanentFailure, Status, TemporaryFailure
 from dispatcher.delivery.group import backoff
+from dispatcher.delivery.send_log import ClaimLog
 from tests.support.doubles import Between, at_once
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
@@ -67,6 +68,22 @@ def test_a_message_past_its_expiry_is_never_sent_and_gives_its_quota_back(slow: 
     assert slow.parts.reconciler.reconcile().released == 1
     assert slow.members() == {}
     slow.submit()
+
+
+def test_a_worker_that_waited_for_its_disk_past_its_claim_does_not_send(
+    slow: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = slow.submit()
+
+    def slowly(*_: object) -> bool:
+        slow.moved.advance(slow.settings.claim_ttl)
+        return True
+
+    monkeypatch.setattr(ClaimLog, "begin", slowly)
+    assert slow.deliver(message) == 0
+    assert slow.sent == []
+    assert slow.again(message).status is Status.SCHEDULED
+    assert slow.permits(message.scope) == {}, "an unused permit is given back"
 
 
 def test_a_message_that_expires_while_its_worker_holds_it_is_not_sent(build: Build) -> None:

@@ -60,6 +60,17 @@ def test_a_longer_quota_closes_the_shards_and_a_shorter_one_does_not(
         assert is_open(longer)
 
 
+def test_shards_that_another_number_left_behind_are_closed_too(
+    redis_server: RedisServer, opened: Opened
+) -> None:
+    opened()
+    with reserving(redis_server.url, shards=SHARDS // 2) as fewer:
+        fewer.open()
+        assert all(is_open(fewer, f"scope {n}") for n in range(50))
+    with reserving(redis_server.url) as again:
+        assert not any(is_open(again, f"scope {n}") for n in range(50))
+
+
 def test_a_process_with_shorter_quotas_keeps_what_longer_ones_still_count(
     redis_server: RedisServer, opened: Opened
 ) -> None:

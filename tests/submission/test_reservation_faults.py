@@ -71,9 +71,10 @@ def test_only_the_shard_that_lost_its_epoch_is_refused(house: House) -> None:
     house.submit(other, send_at=SOON)
 
 
-def test_redis_evicts(shaky: House, build: Build) -> None:
-    shaky.redis.config_set("maxmemory-policy", "allkeys-lru")
-    with pytest.raises(ReservationsUnavailable, match=r"allkeys-lru.*must be noeviction"):
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+def test_redis_evicts(shaky: House, build: Build, policy: str) -> None:
+    shaky.redis.config_set("maxmemory-policy", policy)
+    with pytest.raises(ReservationsUnavailable, match=rf"{policy}.*must be noeviction"):
         shaky.parts.reconciler.reconcile()
     assert shaky.redis.keys("*:epoch") == [], "existing epochs are taken back"
     refuses_everything(shaky, says="not complete")

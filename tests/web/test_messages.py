@@ -181,6 +181,23 @@ def test_an_opt_out_cancels_and_refuses(house: House, shop: TestClient) -> None:
     assert shop.post("/v1/messages", json=new()).status_code == 201
 
 
+def test_a_change_between_the_reading_and_the_writing_of_an_editor_is_not_lost(
+    house: House, shop: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = shop.post("/v1/messages", json=new()).headers["Location"]
+    read, look = shop.get(path), Caller.movable
+
+    def then_another_writes(self: Caller, *words: Any) -> Any:
+        row = look(self, *words)
+        house.dispatcher.update(row.message.id, body={"text": "theirs"})
+        return row
+
+    monkeypatch.setattr(Caller, "movable", then_another_writes)
+    match = {"If-Match": read.headers["ETag"]}
+    assert shop.patch(path, json={"body": {"text": "ours"}}, headers=match).status_code == 412
+    assert shop.get(path).json()["body"] == {"text": "theirs"}
+
+
 def test_an_erasure_blanks_a_recipient(house: House, shop: TestClient, calls: Calls) -> None:
     made = shop.post("/v1/messages", json=new()).json()
     asked = {"recipient": "ada", "keep_opt_out": True}
