@@ -20,6 +20,7 @@ from dispatcher.limiters import (
     CoolDown,
     FixedWindow,
     Limits,
+    Request,
     SlidingList,
     SlidingLog,
     State,
@@ -126,6 +127,14 @@ def test_a_hold_that_has_ended_is_not_granted_again_for_nothing(moved: Clocked) 
     assert limiter.peek("sms").remaining == 1
     for limit in limits[:2]:
         assert limit.on(moved).peek("sms").remaining == 3, "windows and logs counted each once"
+
+
+def test_a_hold_taken_anew_counts_for_the_rest_of_its_group(moved: Clocked) -> None:
+    limiter = Limits([Concurrency(1, hold=30 * SECOND), FixedWindow(10, "hour")]).on(moved)
+    limiter.acquire("sms", permit="x")
+    moved.advance(30 * SECOND)
+    group = [Request("sms", permit=permit) for permit in ("x", "y")]
+    assert [bool(decision) for decision in limiter.acquire_each(group)] == [True, False]
 
 
 def test_a_wait_for_a_hold_lasts_until_its_timeout(redis_client: redis.Redis) -> None:
