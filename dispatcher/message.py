@@ -37,6 +37,7 @@ dump_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_na
 """Return compact JSON; NaN and infinities raise ValueError."""
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _STEP, _LOW = (1 << 48) - 1, (1 << 62) - 1
+_CONTAINERS = (dict, list, tuple, Mapping)
 _last_id = 0
 """The last id of this process, without the bits that say its version."""
 
@@ -407,9 +408,6 @@ def storable_text(value: object, *, longest: int = 500) -> str:
         text = f"{kind_of(value)} that cannot be written"
     text = text[:longest].encode("utf-8", "replace").decode()
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
-
-
-_CONTAINERS = (dict, list, tuple, Mapping)
 
 
 class _Cleaner:
