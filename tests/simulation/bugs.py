@@ -20,14 +20,12 @@ from tests.support.planting import Seams, nothing, planted
 
 ENOUGH = 20_000
 """Faults within which each bug is found."""
-LATE: Mapping[str, int] = {}
-"""Where the stories begin that tell of a bug that few tell of."""
 
 
 def hunt(name: str) -> Found:
     """Plant a bug, and play stories until one breaks a promise or enough has gone wrong."""
     with planted(BUGS[name]):
-        return search(faults=ENOUGH, first=LATE.get(name, 0))
+        return search(faults=ENOUGH)
 
 
 def _statement(name: str, alter: Callable[[Any, Any, Any], Any]) -> Seams:

@@ -34,7 +34,7 @@ def settings() -> Settings:
             "sms": ChannelSettings(**channel, limits=CHANNEL_LIMITS),
             "mail": ChannelSettings(**channel, on_unknown="hold", quotas=CHANNEL_QUOTAS),
             "push": ChannelSettings(**channel | {"max_attempts": 2}),
-            "page": ChannelSettings(**channel | {"max_attempts": 1}, catch_up="expire"),
+            "page": ChannelSettings(**channel | {"max_attempts": 2}, catch_up="expire"),
         },
         scopes={"tenant": ScopeKind(quotas=TENANT_QUOTAS)},
         horizon=timedelta(seconds=6),
