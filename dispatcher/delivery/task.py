@@ -1,4 +1,4 @@
-"""The task of a worker: claim a group, acquire permits, send, and record what came of it."""
+"""The task of a worker: it claims messages, and leads their group until that has ended."""
 
 from __future__ import annotations
 
