@@ -1,4 +1,4 @@
-"""The broker: message ids are published to it; and facts of it, and of a Celery app that uses it.
+"""The broker: publishes ids of messages to it, and asks it, and Celery apps, for the doctor.
 
 A lost task loses no message: the sweep enqueues it again.
 """

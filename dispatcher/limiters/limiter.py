@@ -72,7 +72,7 @@ _LOOK_UP, _PEEK = 0, 2  # what the script does about the id of a request
 log = logging.getLogger(__name__)
 
 translated = errors.translated(lambda reason, **_: LimitersUnavailable(reason))
-"""Raises LimitersUnavailable without a remedy: those name settings, which not all callers have."""
+"""Raises LimitersUnavailable without a remedy, which names settings: not all callers have them."""
 
 
 class _CheckedRequest(NamedTuple):
@@ -391,7 +391,7 @@ class Limiter(Operations):
         More than a limit ever gives at once is refused with the state ``oversized``; 0 is allowed
         and takes nothing. Of limits that keep each permit at most 1,000 can be asked for. Asked
         again under the same ``permit`` id while it is remembered, they are granted again and
-        counted once; a hold that has ended since must be free again, and is taken anew. With
+        counted once; a hold that has ended since is taken anew, where there is room. With
         ``wait`` it returns when they are granted; with a ``timeout`` in seconds also as soon as it
         is certain that they will not be in time.
         """
@@ -487,7 +487,7 @@ class Limiter(Operations):
     ) -> datetime:
         """Close for a length from now or until an instant; return until when it is closed.
 
-        Closed before for longer, it stays so.
+        A later end that was set before stays.
         """
         names = self._state_names(keys, "cool_down", "a CoolDown")
         if (length is None) == (until is None):

@@ -244,7 +244,7 @@ class Permits:
         return answers
 
     def close(self, channel: str, length: timedelta) -> None:
-        """Grant nothing on a channel for ``length``; closed before for longer, it stays so."""
+        """Grant nothing on a channel for ``length``; a later end that was set before stays."""
         closing = self._keys_of(channel).closing(channel)
         self._replies("limits_close", [([closing], [length // MILLISECOND, 0])])
 

@@ -1,4 +1,4 @@
-"""What the windows hold, read in pages that keep Redis busy for a moment, and its servers."""
+"""What the windows hold, read in pages that keep Redis busy for a moment; how servers are."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class MemberState(NamedTuple):
 class Contents:
     """Reads windows. Every call raises ReservationsUnavailable like Windows.
 
-    Also what reads one window raises it where the shard is not complete.
+    Reads of one window raise it for a shard that is not complete, too.
     """
 
     def __init__(self, client: redis.Redis, fence: Fence) -> None:

@@ -213,9 +213,9 @@ class GivenArrays(Given):
         return self._same[name] if name in self._same else self._rows.c[name]
 
     def finds(self, ids: sa.Column[Any]) -> sa.ColumnElement[bool]:
-        """Return the condition that an id is the row's, and so is one of all ids.
+        """Return the condition that an id is the row's, and that it is one of all ids.
 
-        The latter is redundant: without it PostgreSQL joins by reading the whole index where a
+        The second one is redundant: without it PostgreSQL joins by reading the whole index where a
         vacuum has counted no row, and that may have millions of entries of dead rows.
         """
         every = sa.bindparam("given_id", type_=sa.ARRAY(id_type()))

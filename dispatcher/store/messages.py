@@ -1,4 +1,4 @@
-"""Messages by id and by idempotency key: add, read, change and cancel one, or many together."""
+"""Messages by id and by idempotency key: add, read, change, cancel, retry, release and drop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pauses, opt-outs, erasures: what waits until it is resumed, and who gets and leaves nothing."""
+"""Pauses, opt-outs and erasures: what waits, who gets nothing, and of whom nothing is kept."""
 
 from __future__ import annotations
 
