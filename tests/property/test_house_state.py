@@ -162,7 +162,7 @@ class HouseMachine(RuleBasedStateMachine):
         attempt = {"message_id": message_id, "token": token, "started_at": began}
         insert_attempt(self.house.database, **attempt)
         assert self.house.parts.sweep.rescue() == 1
-        accepted.is_held = True
+        accepted.is_held = accepted.is_tried = True
 
     @SOMETHING
     @rule(choice=choices, drops=st.booleans())

@@ -103,6 +103,7 @@ class Accepted:
     released: bool = False
     is_held: bool = False
     is_dropped: bool = False
+    is_tried: bool = False
 
     @property
     def may_change(self) -> bool:
@@ -168,9 +169,11 @@ class HouseModel:
         return self.slot(wish, asked, self.latest(ask))
 
     def superseded(self, ask: Ask) -> UUID | None:
-        """Return the cancelled message whose key a submit takes over."""
+        """Return the cancelled message, surely unsent, whose key a submit takes over."""
         known = self.keys.get(ask.key or "")
-        return known if known is not None and self.stored[known].cancelled else None
+        if known is None or not self.stored[known].cancelled or self.stored[known].is_tried:
+            return None
+        return known
 
     def duplicates(self, ask: Ask) -> tuple[str, tuple[int, UUID | None]]:
         """Return what those submits share that see each other by their key."""
