@@ -1,4 +1,4 @@
-"""Which promises stories break: by what is told of each as a history, and by what only it tells."""
+"""Judge stories: by the history that they tell, and by facts that only a story has."""
 
 from __future__ import annotations
 
