@@ -141,25 +141,34 @@ class Journal:
     ) -> None:
         self._meter = meter
         self._digest = digest_with(log_key)
-        self._listeners = (self._log, *listeners)
+        self._listeners = tuple(listeners)
 
     def tell(self, kind: Transition, message: Message, **details: Fact) -> None:
-        self._tell(Event(kind, message.id, message.channel, details, message))
+        self.tell_of(kind, message.id, message.channel, message=message, **details)
 
-    def tell_of(self, kind: Transition, message_id: UUID, channel: str, **details: Fact) -> None:
+    def tell_of(
+        self,
+        kind: Transition,
+        message_id: UUID,
+        channel: str,
+        *,
+        message: Message | None = None,
+        **details: Fact,
+    ) -> None:
         """Like :meth:`tell`, where only the id and the channel are at hand."""
-        self._tell(Event(kind, message_id, channel, details))
+        event = Event(kind, message_id, channel, details, message)
+        if self._meter is not None:
+            self.count(lambda meter: meter.on_event(event))
+        if _lines.isEnabledFor(_LEVELS.get(kind, logging.INFO)):
+            self._log(event)
+        for listen in self._listeners:
+            listen(event)
 
     def tell_all(self, kind: Transition, channels: Mapping[UUID, str]) -> int:
         """Tell of each of these messages; return how many they are."""
         for message_id, channel in channels.items():
             self.tell_of(kind, message_id, channel)
         return len(channels)
-
-    def _tell(self, event: Event) -> None:
-        self.count(lambda meter: meter.on_event(event))
-        for listen in self._listeners:
-            listen(event)
 
     def refused(self, error: DispatcherError) -> None:
         """Count a submit that was refused. The caller has the error, so no line is written."""
@@ -178,9 +187,6 @@ class Journal:
             _lines.exception("metrics stopped in this process; restart it")
 
     def _log(self, event: Event) -> None:
-        level = _LEVELS.get(event.kind, logging.INFO)
-        if not _lines.isEnabledFor(level):
-            return
         facts: dict[str, Fact] = {"channel": event.channel}
         if event.message is not None and self._digest is not None:
             facts["recipient"] = self._digest(event.message.recipient)
@@ -188,6 +194,7 @@ class Journal:
         known = " ".join(f"{name}={fact}" for name, fact in facts.items())
         kind, message_id = event.kind.value, event.message_id
         record = facts | {"transition": kind, "message_id": str(message_id)}
+        level = _LEVELS.get(event.kind, logging.INFO)
         _lines.log(level, "message %s %s %s", message_id, kind, known, extra=record)
 
 
