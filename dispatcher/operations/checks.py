@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
-from functools import wraps
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial, wraps
+from typing import TYPE_CHECKING
 
 from dispatcher.errors import InvalidSettings, StoreUnavailable, Unavailable
 from dispatcher.redis.errors import FOREIGN_KEY, START_REDIS
@@ -37,31 +37,27 @@ class Level(StrEnum):
     """Not examined, because of another finding."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """With ``stops_worker`` a worker must not start: waiting does not correct the error."""
 
-    check: str = ""
+    check: str = field(default="", kw_only=True)
     level: Level
     found: str
     remedy: str | None = None
-    stops_worker: bool = False
+    stops_worker: bool = field(default=False, kw_only=True)
 
 
-def ok(found: str) -> Finding:
-    return Finding(level=Level.OK, found=found)
+ok = partial(Finding, Level.OK)
+warning = partial(Finding, Level.WARNING)
+error = partial(Finding, Level.ERROR)
+skipped = partial(Finding, Level.SKIPPED)
+Check = Callable[["Doctor"], Finding]
 
 
-def warning(found: str, remedy: str) -> Finding:
-    return Finding(level=Level.WARNING, found=found, remedy=remedy)
-
-
-def error(found: str, remedy: str, *, stops_worker: bool = False) -> Finding:
-    return Finding(level=Level.ERROR, found=found, remedy=remedy, stops_worker=stops_worker)
-
-
-def skipped(found: str) -> Finding:
-    return Finding(level=Level.SKIPPED, found=found)
+def worst(findings: Iterable[Finding]) -> Finding:
+    severity = (Level.SKIPPED, Level.OK, Level.WARNING, Level.ERROR)
+    return max(findings, key=lambda finding: severity.index(finding.level))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +66,12 @@ class Examination:
 
     @property
     def counts(self) -> Mapping[Level, int]:
-        counted = Counter(each.level for each in self.findings)
+        counted = Counter(finding.level for finding in self.findings)
         return {level: counted[level] for level in Level}
 
     @property
     def level(self) -> Level:
-        counts = self.counts
-        return next((each for each in (Level.ERROR, Level.WARNING) if counts[each]), Level.OK)
-
-
-Check = Callable[["Doctor"], Finding]
+        return worst(self.findings).level
 
 
 def _answers(ask: Callable[[], object], remedy: str, *, stops_worker: bool = False) -> Finding:
@@ -92,14 +84,13 @@ def _answers(ask: Callable[[], object], remedy: str, *, stops_worker: bool = Fal
 
 # Redis.
 
-_BY_SEVERITY = (Level.OK, Level.WARNING, Level.ERROR)
-_OLDEST = (6, 2)
+_OLDEST = 6, 2
 _NEARLY_FULL = 0.8
 _MOST_NAMED = 10
 _VULNERABILITIES = "CVE-2025-49844, CVE-2025-46817, CVE-2025-46818 and CVE-2025-46819"
-_FIXED: Mapping[str, Mapping[tuple[int, ...], int]] = {
-    "Redis": {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2},
-    "Valkey": {(7, 2): 11, (8, 0): 6, (8, 1): 4},
+_FIXED: Mapping[str, tuple[tuple[int, ...], ...]] = {
+    "Redis": ((6, 2, 20), (7, 2, 11), (7, 4, 6), (8, 0, 4), (8, 2, 2)),
+    "Valkey": ((7, 2, 11), (8, 0, 6), (8, 1, 4)),
 }
 """The first fixed patch of each release line. Later lines never had them."""
 
@@ -107,13 +98,15 @@ _FIXED: Mapping[str, Mapping[tuple[int, ...], int]] = {
 def _of_each_node(judge: Callable[[RedisNode], Finding]) -> Check:
     """Make the judgement of a server a check, whose finding is that of the worst server."""
 
-    @wraps(judge)
-    def judge_all(doctor: Doctor) -> Finding:
-        findings = [(node, judge(node)) for node in doctor.redis_nodes()]
-        node, finding = max(findings, key=lambda pair: _BY_SEVERITY.index(pair[1].level))
+    def judged(node: RedisNode) -> Finding:
+        finding = judge(node)
         return replace(finding, found=f"{node.name}: {finding.found}") if node.name else finding
 
-    return judge_all
+    return wraps(judge)(lambda doctor: worst(map(judged, doctor.redis_nodes())))
+
+
+def _numbers(version: object) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", str(version))[:3])
 
 
 def redis_answers(doctor: Doctor) -> Finding:
@@ -123,26 +116,25 @@ def redis_answers(doctor: Doctor) -> Finding:
 @_of_each_node
 def redis_version(node: RedisNode) -> Finding:
     version = str(node.info.get("redis_version", ""))
-    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) >= _OLDEST:
+    if _numbers(version) >= _OLDEST:
         return ok(version)
-    floor = ".".join(map(str, _OLDEST))
-    found = f"Redis {version or 'without a version'}"
-    return error(found, f"run Redis {floor} or newer, or Valkey", stops_worker=True)
+    found, remedy = f"Redis {version or 'without a version'}", "run Redis 6.2 or newer, or Valkey"
+    return error(found, remedy, stops_worker=True)
 
 
 @_of_each_node
 def redis_vulnerabilities(node: RedisNode) -> Finding:
     name = "Valkey" if "valkey_version" in node.info else "Redis"
-    version = str(node.info.get(f"{name.lower()}_version", ""))
-    numbers = [int(number) for number in re.findall(r"\d+", version)[:3]]
-    line, patch = tuple(numbers[:2]), (numbers[2:] or [0])[0]
-    fixed = _FIXED[name]
-    if line > max(fixed) or (line in fixed and patch >= fixed[line]):
+    version, fixed = str(node.info.get(f"{name.lower()}_version", "")), _FIXED[name]
+    numbers = _numbers(version)
+    if numbers[:2] > max(fixed)[:2] or any(
+        numbers[:2] == patch[:2] and numbers >= patch for patch in fixed
+    ):
         return ok(f"{name} {version} has no known vulnerability")
     problem = f"{name} {version} may lack the fixes of {_VULNERABILITIES}"
     if node.is_private:
         return ok(f"{problem}; only the user of this process reaches it, by a socket")
-    versions = ", ".join(f"{'.'.join(map(str, numbers))}.{last}" for numbers, last in fixed.items())
+    versions = ", ".join(".".join(map(str, patch)) for patch in fixed)
     return warning(
         f"{problem}: a client that may run scripts on it may run any code as its user",
         f"run {name} {versions} or newer, or look for these CVEs in the changelog of your package. "
@@ -181,12 +173,15 @@ def redis_writes(node: RedisNode) -> Finding:
 def redis_persistence(node: RedisNode) -> Finding:
     if node.info.get("aof_enabled"):
         return ok("appendonly is on")
-    kept = "only snapshots are written" if node.has_snapshots else "nothing is written to disk"
-    if node.has_snapshots is None:
-        kept = "appendonly is off; whether snapshots are written, the server does not tell"
+    kept = {
+        True: "only snapshots are written",
+        False: "nothing is written to disk",
+        None: "appendonly is off; whether snapshots are written, the server does not tell",
+    }
     return warning(
-        f"{kept}: a restart forgets submits under way, closed channels, the turns of messages that "
-        "wait for a limit, and what limiters of your own count; the rest comes back from SQL",
+        f"{kept[node.has_snapshots]}: a restart forgets submits under way, closed channels, the "
+        "turns of messages that wait for a limit, and what limiters of your own count; the rest "
+        "comes back from SQL",
         "CONFIG SET appendonly yes, and the same in redis.conf, with appendfsync everysec",
     )
 
@@ -548,61 +543,51 @@ _WARNING_APART = _MOST_APART / 2
 """Another machine may be off by as much in the other direction."""
 
 
-class Offset(NamedTuple):
-    """How far a clock is ahead of this machine's, give or take the time of question and answer."""
+def measure(ask: Callable[[], datetime], clock: Clock) -> tuple[timedelta, timedelta]:
+    """Return how far a clock is ahead of this machine's at least, and at most.
 
-    ahead: timedelta
-    within: timedelta
-
-    @property
-    def at_least(self) -> timedelta:
-        return max(abs(self.ahead) - self.within, timedelta(0))
-
-    @property
-    def at_most(self) -> timedelta:
-        return abs(self.ahead) + self.within
-
-
-def measure(ask: Callable[[], datetime], clock: Clock) -> Offset:
-    """Return what the quickest round trip says: the other clock was read within it."""
-    looks = []
+    It was read between the question and the answer, and so it is in each of some looks.
+    """
+    least, most = [], []
     for _ in range(_LOOKS):
-        before = clock.now()
+        asked_at = clock.now()
         server_time = ask()
-        half = (clock.now() - before) / 2
-        looks.append(Offset(server_time - before - half, half + _ROUNDED))
-    return min(looks, key=lambda look: look.within)
+        least.append(server_time - clock.now() - _ROUNDED)
+        most.append(server_time - asked_at + _ROUNDED)
+    return max(least), min(most)
 
 
 def clock_store(doctor: Doctor) -> Finding:
     doctor.schema()
-    offset = measure(doctor.store.now, doctor.clock)
-    return judge_clock("the database", offset, stops_worker=True)
+    bounds = measure(doctor.store.now, doctor.clock)
+    return judge_clock("the database", *bounds, stops_worker=True)
 
 
 def clock_redis(doctor: Doctor) -> Finding:
     doctor.redis_nodes()
-    offsets = [measure(ask, doctor.clock) for ask in doctor.redis.clocks()]
-    return judge_clock("Redis", max(offsets, key=lambda offset: offset.at_least))
+    bounds = [measure(ask, doctor.clock) for ask in doctor.redis.clocks()]
+    return worst(judge_clock("Redis", least, most) for least, most in bounds)
 
 
-def judge_clock(whose: str, offset: Offset, *, stops_worker: bool = False) -> Finding:
-    way = "behind" if offset.ahead < timedelta(0) else "ahead of"
-    seconds = offset.at_least.total_seconds()
-    found = f"the clock of {whose} is {seconds:.3f} s or more {way} this machine's"
-    most = f"at most {offset.at_most.total_seconds():.3f} s off"
+def judge_clock(
+    whose: str, least: timedelta, most: timedelta, *, stops_worker: bool = False
+) -> Finding:
+    surely, perhaps = max(least, -most, timedelta(0)), max(most, -least)
+    way = "behind" if most < timedelta(0) else "ahead of"
+    found = f"the clock of {whose} is {surely.total_seconds():.3f} s or more {way} this machine's"
+    bound = f"at most {perhaps.total_seconds():.3f} s off"
     remedy = "let NTP set the clocks of all machines"
-    if offset.at_least > _MOST_APART:
+    if surely > _MOST_APART:
         found += ". Send times are judged wrongly, and workers far ahead of beat drop its tasks"
         return error(found, remedy, stops_worker=stops_worker)
-    if offset.at_least > _WARNING_APART:
+    if surely > _WARNING_APART:
         return warning(f"{found}; another machine may be as far off the other way", remedy)
-    if offset.at_most > _MOST_APART:
+    if perhaps > _MOST_APART:
         return warning(
-            f"answers took too long to tell: the clock of {whose} is {most}",
+            f"answers took too long to tell: the clock of {whose} is {bound}",
             f"look again when the connection to {whose} is less busy",
         )
-    return ok(most)
+    return ok(bound)
 
 
 # Work that is late.
@@ -616,19 +601,17 @@ _SEE = "see work.processes and work.sweep: the same beat starts"
 
 def work_processes(doctor: Doctor) -> Finding:
     signs, late = doctor.seen(), LateCount()
-    alive = {
-        kind.value: sum(sign.is_alive for sign in signs[kind]) for kind in (Kind.WORKER, Kind.BEAT)
-    }
-    missing = " and ".join(f"no {name}" for name, count in alive.items() if not count)
+    alive = {kind: sum(sign.is_alive for sign in signs[kind]) for kind in (Kind.WORKER, Kind.BEAT)}
+    missing = " and ".join(f"no {kind.value}" for kind, count in alive.items() if not count)
     if not missing:
-        return ok(f"alive: {', '.join(_counted(count, name) for name, count in alive.items())}")
+        numbers = (_counted(count, kind.value) for kind, count in alive.items())
+        return ok(f"alive: {', '.join(numbers)}")
     remedy = (
         "start `dispatcher worker` and `dispatcher beat` under a supervisor; with processes of an "
         "app of yours, look whether they reach the Redis of redis_url"
     )
     with suppress(Unavailable):
-        late = _not_enqueued(doctor)
-        late = late if late.many else _overdue(doctor)
+        late = max(_not_enqueued(doctor), _overdue(doctor))
     if late.many:
         return error(f"{missing} is alive, and {_waiting(late)}", remedy)
     return warning(f"{missing} is alive: due messages are not sent", remedy)
@@ -650,10 +633,9 @@ def work_zones(doctor: Doctor) -> Finding:
 def work_sweep(doctor: Doctor) -> Finding:
     return _late(
         _not_enqueued(doctor),
-        len(doctor.pauses.in_force()),
         otherwise="nothing waits for the sweep",
         where="for the sweep",
-        why=": no sweep runs, or it is too slow",
+        why=": no sweep runs, or it is too slow" + _paused(doctor),
         remedy="start `dispatcher beat` and `dispatcher worker`. Where both run, look for pauses "
         "(`dispatcher status`), busy workers, clocks that differ, and errors in their logs",
     )
@@ -662,12 +644,19 @@ def work_sweep(doctor: Doctor) -> Finding:
 def work_overdue(doctor: Doctor) -> Finding:
     return _late(
         _overdue(doctor),
-        len(doctor.pauses.in_force()),
         otherwise="nothing is overdue",
         where="to be claimed though due",
+        why=_paused(doctor),
         remedy="see work.sweep first. Where the sweep runs and nothing is paused, no worker takes "
         "the queue or all are busy: start more, and look for slow transports",
     )
+
+
+def _paused(doctor: Doctor) -> str:
+    if not (pauses := len(doctor.pauses.in_force())):
+        return ""
+    are = "is" if pauses == 1 else "are"
+    return f"; {_counted(pauses, 'pause')} {are} in force: paused messages count, too"
 
 
 def _not_enqueued(doctor: Doctor) -> LateCount:
@@ -734,13 +723,9 @@ def work_notifications(doctor: Doctor) -> Finding:
         older_than = timedelta(0)  # nothing posts any of them, however young it is
         why = ", and there is no status_channel: none is sent, and they are never deleted"
         remedy = "set status_channel for beat and workers to a webhook with payload = 'body'"
-    return _late(
-        doctor.tables.late_notifications(older_than=older_than),
-        otherwise="no status webhook is late",
-        where="for a status webhook",
-        why=why,
-        remedy=remedy,
-    )
+    late = doctor.tables.late_notifications(older_than=older_than)
+    otherwise, where = "no status webhook is late", "for a status webhook"
+    return _late(late, otherwise=otherwise, where=where, why=why, remedy=remedy)
 
 
 def work_prune(doctor: Doctor) -> Finding:
@@ -762,22 +747,14 @@ def work_prune(doctor: Doctor) -> Finding:
     return ok(f"nothing waits for `prune`, {done}")
 
 
-def _late(
-    late: LateCount, pauses: int = 0, *, otherwise: str, where: str, why: str = "", remedy: str
-) -> Finding:
-    """Warn of messages that wait ``where``, of which some may be paused; ``otherwise`` if none."""
-    if not late.many:
-        return ok(otherwise)
-    found = _waiting(late, where) + why
-    if pauses:
-        are = "is" if pauses == 1 else "are"
-        found += f"; {_counted(pauses, 'pause')} {are} in force: paused messages count, too"
-    return warning(found, remedy)
+def _late(late: LateCount, *, otherwise: str, where: str, why: str, remedy: str) -> Finding:
+    """Warn of messages that wait ``where``; ``otherwise`` if none does."""
+    return warning(_waiting(late, f" {where}") + why, remedy) if late.many else ok(otherwise)
 
 
 def _waiting(late: LateCount, where: str = "") -> str:
     waits = f"{_counted(late.many, 'message')} {'waits' if late.many == 1 else 'wait'}"
-    return f"{f'{waits} {where}'.rstrip()}, the first one for {_rounded(late.longest)}"
+    return f"{waits}{where}, the first one for {_rounded(late.longest)}"
 
 
 def _counted(count: int, what: str) -> str:
