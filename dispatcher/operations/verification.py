@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from itertools import islice
-from typing import NamedTuple, TypeVar
+from itertools import chain
+from typing import NamedTuple
 from uuid import UUID
 
 from dispatcher.redis.keys import ShardKeys, scope_kind_of, scope_of
@@ -19,8 +19,6 @@ from dispatcher.settings import Settings
 from dispatcher.store.maintenance import ReservationRow, ReservationState, StoreMaintenance
 from dispatcher.times.clock import MILLISECOND, Clock
 from dispatcher.times.send_time import from_ms, to_ms
-
-T = TypeVar("T")
 
 _BATCH = 5_000
 _LOOKS = 3
@@ -76,12 +74,12 @@ class Verified:
     @property
     def equal(self) -> bool:
         """Whether every shard was verified, without a difference except those under way."""
-        wrong = sum(many for fault, many in self.counts.items() if fault is not Fault.UNDER_WAY)
+        wrong = sum(count for fault, count in self.counts.items() if fault is not Fault.UNDER_WAY)
         return not wrong and not self.closed
 
 
-class _At(NamedTuple):
-    """A member of a window that may differ from the store."""
+class _Place(NamedTuple):
+    """A member of a window."""
 
     window: bytes
     member: bytes
@@ -93,11 +91,11 @@ class _At(NamedTuple):
 
 @dataclass(slots=True)
 class _Found:
-    """The differences of the last look: the first 10,000 by name, the others as counts."""
+    """The differences of the last look: the first 10,000 by their places, the others as counts."""
 
-    named: dict[_At, Difference] = field(default_factory=dict)
+    foreign: set[bytes]
+    named: dict[_Place, Difference] = field(default_factory=dict)
     more: Counter[tuple[ShardKeys | None, Fault]] = field(default_factory=Counter)
-    foreign: dict[bytes, Difference] = field(default_factory=dict)
     messages: int = 0
     reservations: int = 0
 
@@ -120,170 +118,144 @@ class Verification:
     def verify(self) -> Verified:
         """Compare everything. Raises ReservationsUnavailable and StoreUnavailable."""
         opened = self.contents.opened()
-        found = _Found()
-        for window in filter(scope_of, self.contents.foreign()):
-            self._note_foreign(found, window)
-        self._look_for_missing(opened, found)
-        self._look_for_more(opened, found)
+        found = _Found(set(filter(scope_of, self.contents.foreign())))
+        for places in chain(self._missing(opened, found), self._unexpected(opened, found)):
+            for place, difference in self._differing(places).items():
+                if len(found.named) < _MOST_NAMED or place in found.named:
+                    found.named[place] = difference
+                else:
+                    keys = self.contents.fence.shard_of(place.window)
+                    found.more[keys, difference.fault] += 1
         for _ in range(_LOOKS):
             if all(each.fault is Fault.UNDER_WAY for each in found.named.values()):
                 break
             self.clock.sleep(_BETWEEN_LOOKS_SECONDS)
-            found.named = self._differing(list(found.named))
+            found.named = self._differing(found.named)
         return self._verified(found, opened)
 
-    def _look_for_missing(self, opened: Collection[ShardKeys], found: _Found) -> None:
+    def _missing(
+        self, opened: Collection[ShardKeys], found: _Found
+    ) -> Iterator[Collection[_Place]]:
+        """Yield, in pages, where the store has messages that Redis seems to have otherwise."""
         memory = timedelta(milliseconds=max(self.contents.fence.reaches_ms.values()))
         for page in self.store.reservations(memory=memory, batch=_BATCH):
             found.messages += len(page)
             expected = {
-                at: to_ms(row.send_at)
+                place: to_ms(row.send_at)
                 for row in page
-                for at, keys in self._entries_of(row)
-                if keys in opened and at.window not in found.foreign
+                for place, keys in self._places_of(row).items()
+                if keys in opened and place.window not in found.foreign
             }
-            for entries in _batches(expected):
-                states = zip(entries, self.contents.look(entries), strict=True)
-                self._keep(found, [at for at, state in states if state.at_ms != expected[at]])
+            states = self.contents.look([*expected])
+            pairs = zip(expected, states, strict=True)
+            yield [place for place, state in pairs if state.at_ms != expected[place]]
 
-    def _look_for_more(self, opened: Collection[ShardKeys], found: _Found) -> None:
+    def _unexpected(
+        self, opened: Collection[ShardKeys], found: _Found
+    ) -> Iterator[Collection[_Place]]:
+        """Yield, in pages, where Redis has reservations that the store seems to have otherwise."""
+        closed = set(self.contents.fence.keys).difference(opened)
         for page in self.contents.everything():
-            booked: dict[_At, int] = {}
-            for held in page:
-                if len(held.member) < ID_BYTES:
-                    self._note_foreign(found, held.window)
-                    continue
-                found.reservations += 1
-                keys = self.contents.fence.shard_of(held.window)
-                if keys is None or keys in opened:
-                    booked[_At(held.window, held.member)] = held.at_ms
-            for entries in _batches(booked):
-                standing = self._standing(entries)
-                self._keep(
-                    found,
-                    [at for at in entries if self._expected_ms(at, standing) != booked[at]],
-                )
+            found.foreign |= {held.window for held in page if len(held.member) < ID_BYTES}
+            booked = {
+                _Place(held.window, held.member): held.at_ms
+                for held in page
+                if len(held.member) >= ID_BYTES
+            }
+            found.reservations += len(booked)
+            states, shard_of = self._states(booked), self.contents.fence.shard_of
+            yield [
+                place
+                for place, at_ms in booked.items()
+                if shard_of(place.window) not in closed
+                and self._expected_ms(place, states.get(place.message_id)) != at_ms
+            ]
 
-    @staticmethod
-    def _note_foreign(found: _Found, window: bytes) -> None:
-        if len(found.foreign) < _MOST_NAMED:
-            found.foreign[window] = _difference(Fault.FOREIGN, window, None, None, None)
-
-    def _keep(self, found: _Found, suspects: Sequence[_At]) -> None:
-        for at, difference in self._differing(suspects).items():
-            if len(found.named) < _MOST_NAMED or at in found.named:
-                found.named[at] = difference
-            else:
-                found.more[self.contents.fence.shard_of(at.window), difference.fault] += 1
-
-    def _differing(self, suspects: Sequence[_At]) -> dict[_At, Difference]:
+    def _differing(self, places: Collection[_Place]) -> dict[_Place, Difference]:
         """Read both sides again; return the differences about which the store has not changed."""
+        if not places:
+            return {}
+        before = self._states(places)
+        members = self.contents.look([*places])
+        now_ms = self.contents.now_ms()
+        after = self._states(places)
         differing = {}
-        for entries in _batches(suspects):
-            before = self._standing(entries)
-            states = self.contents.look(entries)
-            now_ms = self.contents.now_ms()
-            after = self._standing(entries)
-            for at, state in zip(entries, states, strict=True):
-                standing = after.get(at.message_id)
-                if standing != before.get(at.message_id):
-                    continue
-                expected_ms = self._expected_ms(at, after)
-                fault = self._fault(at, expected_ms, state, standing, now_ms)
-                if fault is not None:
-                    differing[at] = _difference(
-                        fault, at.window, at.message_id, expected_ms, state.at_ms
-                    )
+        for place, member in zip(places, members, strict=True):
+            state = after.get(place.message_id)
+            fault = self._fault(place, member, state, now_ms)
+            if fault is not None and state == before.get(place.message_id):
+                expected_ms = self._expected_ms(place, state)
+                differing[place] = _difference(fault, place, expected_ms, member.at_ms)
         return differing
 
     def _fault(
-        self,
-        at: _At,
-        expected_ms: int | None,
-        seen: MemberState,
-        standing: ReservationState | None,
-        now_ms: int,
+        self, place: _Place, member: MemberState, state: ReservationState | None, now_ms: int
     ) -> Fault | None:
-        latest_ms = max(ms for ms in (expected_ms, seen.at_ms, 0) if ms is not None)
-        reach_ms = self.contents.fence.reaches_ms.get(scope_kind_of(at.window))
-        if expected_ms == seen.at_ms or (reach_ms and latest_ms <= now_ms - reach_ms):
+        expected_ms, booked_ms = self._expected_ms(place, state), member.at_ms
+        latest_ms = max(expected_ms or 0, booked_ms or 0)
+        reach_ms = self.contents.fence.reaches_ms.get(scope_kind_of(place.window))
+        if expected_ms == booked_ms or (reach_ms and latest_ms <= now_ms - reach_ms):
             return None
-        if seen.at_ms is None:
+        if booked_ms is None:
             return Fault.MISSING
         if expected_ms is not None:
             return Fault.MOVED
-        grace_ms = self.settings.reconcile_grace // MILLISECOND
-        since_ms = seen.pending_since_ms
+        grace_ms, since_ms = self.settings.reconcile_grace // MILLISECOND, member.pending_since_ms
         if since_ms is not None and now_ms - since_ms <= grace_ms:
             return Fault.UNDER_WAY
-        if standing is not None and standing.frees:
-            windows = {entry.window for entry, _ in self._entries_of(standing.row)}
-            return Fault.UNDER_WAY if at.window in windows else Fault.ORPHAN
+        if state is not None and state.frees:
+            windows = {counted.window for counted in self._places_of(state.row)}
+            return Fault.UNDER_WAY if place.window in windows else Fault.ORPHAN
         return Fault.ORPHAN
 
-    def _expected_ms(self, at: _At, standing: Mapping[UUID, ReservationState]) -> int | None:
+    def _expected_ms(self, place: _Place, state: ReservationState | None) -> int | None:
         """Return the time that a member must have by the store; None where it must not exist."""
-        known = standing.get(at.message_id)
-        if known is None or not known.holds or at not in dict(self._entries_of(known.row)):
+        if state is None or not state.holds or place not in self._places_of(state.row):
             return None
-        return to_ms(known.row.send_at)
+        return to_ms(state.row.send_at)
 
-    def _standing(self, entries: Iterable[_At]) -> dict[UUID, ReservationState]:
-        return self.store.reservation_states(
-            list({at.message_id for at in entries}), grace=self.settings.reconcile_grace
-        )
+    def _states(self, places: Collection[_Place]) -> dict[UUID, ReservationState]:
+        ids = list({place.message_id for place in places})
+        return self.store.reservation_states(ids, grace=self.settings.reconcile_grace)
 
-    def _entries_of(self, row: ReservationRow) -> Iterator[tuple[_At, ShardKeys]]:
-        for scope in row.counted(self.settings.quotas_of):
-            keys, window = self.contents.fence.window_of(scope)
-            yield _At(window, member_of(row.message_id, row.tail)), keys
+    def _places_of(self, row: ReservationRow) -> dict[_Place, ShardKeys]:
+        member = member_of(row.message_id, row.tail)
+        windows = map(self.contents.fence.window_of, row.counted(self.settings.quotas_of))
+        return {_Place(window, member): keys for keys, window in windows}
 
     def _verified(self, found: _Found, opened: Mapping[ShardKeys, int]) -> Verified:
-        still = self.contents.opened()
-        closed = {
-            keys for keys in self.contents.fence.keys if opened.get(keys) != still.get(keys, -1)
-        }
-        named = {
-            at: each
-            for at, each in found.named.items()
-            if self.contents.fence.shard_of(at.window) not in closed
-        }
-        counts = Counter(each.fault for each in named.values())
-        for (keys, fault), many in found.more.items():
+        fence, still = self.contents.fence, self.contents.opened()
+        closed = {keys for keys in fence.keys if opened.get(keys) != still.get(keys, -1)}
+        differences = [
+            difference
+            for place, difference in found.named.items()
+            if fence.shard_of(place.window) not in closed
+        ]
+        counts = Counter(difference.fault for difference in differences)
+        for (keys, fault), count in found.more.items():
             if keys not in closed:
-                counts[fault] += many
+                counts[fault] += count
         counts[Fault.FOREIGN] = len(found.foreign)
-        ordered = sorted(
-            (*named.values(), *found.foreign.values()),
-            key=lambda each: (each.scope, str(each.message_id)),
-        )
+        foreign = (_Place(window, b"") for window in sorted(found.foreign)[:_MOST_NAMED])
+        differences += (_difference(Fault.FOREIGN, place, None, None) for place in foreign)
+        differences.sort(key=lambda difference: (difference.scope, str(difference.message_id)))
         return Verified(
             messages=found.messages,
             reservations=found.reservations,
             counts={fault: counts[fault] for fault in Fault},
-            differences=tuple(ordered),
+            differences=tuple(differences),
             closed=tuple(sorted(keys.shard for keys in closed)),
         )
 
 
 def _difference(
-    fault: Fault,
-    window: bytes,
-    message_id: UUID | None,
-    expected_ms: int | None,
-    booked_ms: int | None,
+    fault: Fault, place: _Place, expected_ms: int | None, booked_ms: int | None
 ) -> Difference:
-    kind, name = scope_of(window) or ("", "")
+    kind, name = scope_of(place.window) or ("", "")
     return Difference(
         fault=fault,
         scope=str(Scope(kind, name, "")),
-        message_id=message_id,
+        message_id=place.message_id if place.member else None,
         send_at=None if expected_ms is None else from_ms(expected_ms),
         booked_at=None if booked_ms is None else from_ms(booked_ms),
     )
-
-
-def _batches(values: Iterable[T]) -> Iterator[list[T]]:
-    iterator = iter(values)
-    while batch := list(islice(iterator, _BATCH)):
-        yield batch
