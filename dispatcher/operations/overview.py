@@ -310,39 +310,37 @@ def _outflow(
     short = [each for each in limits if isinstance(each, Limit) and each.length_ms <= _MINUTE_MS]
     long = [each for each in limits if each not in short]
     speed = min((each.count * _MINUTE_MS / each.length_ms for each in short), default=inf)
-    numbers = {(to_ms(at) - start_ms) // _MINUTE_MS: at for at in sorted(due)}
-    gone = [0]
+    gone = [0.0]
     """How many have left before each minute."""
-    come: dict[int, int] = {}
-    waits: dict[int, int] = {}
-    total, carried = late, 0.0
-    for number in range((to_ms(until) - start_ms) // _MINUTE_MS):
-        if number in numbers:
-            waits[number] = total - gone[-1]
-            total += due[numbers[number]]
-            come[number] = total
+    come, waits, total = dict[datetime, int](), dict[datetime, int](), late
+    for number in range((until - start) // _MINUTE):
+        at = start + number * _MINUTE
+        if at in due:
+            waits[at] = _ceil(total - gone[-1])
+            total += due[at]
+            come[at] = total
         waiting = total - gone[-1]
-        if not waiting:
-            gone.append(gone[-1])
-            continue
-        spare = (_spare(each, start_ms, number, gone) for each in long)
-        allowed = min(speed + carried, *spare, waiting)
-        leaving = int(allowed)
-        carried = min(allowed - leaving, 1.0) if waiting > leaving else 0.0
-        gone.append(gone[-1] + leaving)
-    for number, at in numbers.items():
+        spare = (_spare(limit, start_ms, number, gone) for limit in long) if waiting else ()
+        gone.append(min(gone[-1] + min(speed, waiting, *spare), total))
+    for at in sorted(due):
         last_at = None
-        if come[number] <= gone[-1]:
-            last = bisect_left(gone, come[number]) - 1
-            within_ms = ceil((come[number] - gone[last]) * _MINUTE_MS / speed)
+        if come[at] <= gone[-1]:
+            last = bisect_left(gone, come[at]) - 1
+            within_ms = _ceil((come[at] - gone[last]) * _MINUTE_MS / speed)
             last_at = from_ms(start_ms + last * _MINUTE_MS + within_ms)
-        overbooked = last_at is None or last_at > at + _MINUTE
+        is_late = last_at is None or last_at > at + _MINUTE
         yield LoadedMinute(
-            at=at, due=due[at], waiting=waits[number], last_at=last_at, overbooked=overbooked
+            at=at, due=due[at], waiting=waits[at], last_at=last_at, overbooked=is_late
         )
 
 
-def _spare(limit: Limit | CalendarLimit, start_ms: int, number: int, gone: Sequence[int]) -> int:
+def _ceil(number: float) -> int:
+    return ceil(round(number, 6))
+
+
+def _spare(
+    limit: Limit | CalendarLimit, start_ms: int, number: int, gone: Sequence[float]
+) -> float:
     if isinstance(limit, CalendarLimit):
         [begins_ms, _] = limit.bounds(start_ms + number * _MINUTE_MS, 1)
         since = (begins_ms - start_ms) // _MINUTE_MS
