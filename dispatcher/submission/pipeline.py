@@ -363,7 +363,8 @@ class Submitter:
     def _store(self, batch: Batch, sink: Sink) -> None:
         if batch.refuses_rest() or not batch.booked:
             return
-        created_at = from_ms(to_ms(self.clock.now()))
+        now = self.clock.now()
+        created_at = now.replace(microsecond=now.microsecond // 1_000 * 1_000)
         trace = None if self.spans is None else self.spans.current()
         for entry in batch.booked:
             valid, (message_id, at_ms, request) = entry.valid, entry.slot

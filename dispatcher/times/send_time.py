@@ -26,7 +26,6 @@ ACCEPTED = (
 )
 _ISO_WITH_TIME = re.compile(r"\d{4}-?(W\d\d-?\d|\d\d-?\d\d|\d{3})[T ]\d\d.*", re.ASCII)
 _ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
-_SECOND = timedelta(seconds=1)
 _TIMEDELTA = "a datetime.timedelta, such as timedelta(minutes=10)"
 _LAST_YEAR = 9999
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -51,7 +50,8 @@ def parse(
     if zone is not None:
         check_zone(zone)
     if type(value) is datetime and value.tzinfo is UTC and value.year < _LAST_YEAR:
-        return _whole_milliseconds(value)
+        excess = value.microsecond % 1_000
+        return value + timedelta(microseconds=1_000 - excess) if excess else value
     with _readable(value, field, ACCEPTED, "a time of the years 1 to 9999"):
         moment = _read(value, field)
         if moment.tzinfo is UTC:
@@ -207,11 +207,8 @@ def _skipped(local: datetime) -> str:
 
 
 def _whole_milliseconds(instant: datetime) -> datetime:
-    if instant.microsecond % 1_000 == 0 and type(instant) is datetime:
-        return instant
-    carry, microsecond = divmod(-(-instant.microsecond // 1_000) * 1_000, 1_000_000)
-    whole = datetime(
+    plain_one = datetime(
         instant.year, instant.month, instant.day,
-        instant.hour, instant.minute, instant.second, microsecond, tzinfo=UTC,
+        instant.hour, instant.minute, instant.second, instant.microsecond, tzinfo=UTC,
     )  # fmt: skip
-    return whole + _SECOND if carry else whole
+    return plain_one + timedelta(microseconds=-instant.microsecond % 1_000)
