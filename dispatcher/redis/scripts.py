@@ -24,6 +24,7 @@ from dispatcher.redis.errors import REPLICA, reason
 _PARTS = "-- @parts\n"
 Call = tuple[Sequence[bytes | str], Sequence[Any]]
 """Keys and arguments of one call of a script."""
+_Command = Sequence[bytes | str]
 Packable = float | tuple["Packable", ...]
 _INCLUDE = re.compile(r"^-- @include (\w+)\.lua$", re.MULTILINE)
 
@@ -77,15 +78,22 @@ def replies_of(client: redis.Redis, script: Script, calls: Sequence[Call]) -> li
     ``script`` may be run again: where replies are lost all calls are repeated. Raises
     redis.RedisError and, on a cluster, RedisClusterException.
     """
-    if isinstance(client, Cluster):
+    commands = []
+    for names, words in calls:
+        # hiredis, which would encode numbers, ends the process when a signal raises meanwhile.
+        encoded = words
+        if not {int, bool}.isdisjoint(map(type, words)):
+            encoded = [b"%d" % word if isinstance(word, int) else word for word in words]
+        commands.append(["EVALSHA", script.sha, b"%d" % len(names), *names, *encoded])
+    if not isinstance(client, Cluster):
+        replies = _on_one_server(client, script, commands)
+    else:
         replies = client.replies(
             [names[0] for names, _ in calls],
-            lambda server, numbers: _on_one_server(server, script, [calls[n] for n in numbers]),
+            lambda server, numbers: _on_one_server(server, script, [commands[n] for n in numbers]),
             # EVAL, because another server may not know the script.
-            lambda number: _command("EVAL", script.text, *calls[number]),
+            lambda number: ["EVAL", script.text, *commands[number][2:]],
         )
-    else:
-        replies = _on_one_server(client, script, calls)
     for reply in replies:
         if isinstance(reply, Exception):
             is_demoted = isinstance(reply, redis.RedisError) and reason(reply) == REPLICA
@@ -96,21 +104,20 @@ def replies_of(client: redis.Redis, script: Script, calls: Sequence[Call]) -> li
     return replies
 
 
-def _on_one_server(server: redis.Redis, script: Script, calls: Sequence[Call]) -> list[Any]:
+def _on_one_server(server: redis.Redis, script: Script, commands: Sequence[_Command]) -> list[Any]:
     # A Script in a pipeline would ask first whether the server knows it: one more round trip.
-    commands = [_command("EVALSHA", script.sha, *call) for call in calls]
-    replies = _pipelined(server, commands)
-    unknown = [number for number, each in enumerate(replies) if isinstance(each, NoScriptError)]
+    replies = _sent(server, commands)
+    unknown = [number for number, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
     if unknown:
         # Perhaps not all: another client may load the script, or flush it, between two calls.
         server.script_load(script.text)
-        again = _pipelined(server, [commands[number] for number in unknown])
+        again = _sent(server, [commands[number] for number in unknown])
         for number, reply in zip(unknown, again, strict=True):
             replies[number] = reply
     return replies
 
 
-def _pipelined(server: Any, commands: Sequence[Sequence[bytes | str]]) -> list[Any]:
+def _sent(server: Any, commands: Sequence[_Command]) -> list[Any]:
     if len(commands) == 1:
         try:
             return [server.execute_command(*commands[0])]
@@ -121,12 +128,3 @@ def _pipelined(server: Any, commands: Sequence[Sequence[bytes | str]]) -> list[A
         pipeline.execute_command(*command)
     replies: list[Any] = pipeline.execute(raise_on_error=False)
     return replies
-
-
-def _command(
-    word: str, text: str, names: Sequence[bytes | str], words: Sequence[Any]
-) -> list[bytes | str]:
-    # hiredis, which would encode numbers, ends the process when a signal raises meanwhile.
-    if not {int, bool}.isdisjoint(map(type, words)):
-        words = [b"%d" % word if isinstance(word, int) else word for word in words]
-    return [word, text, b"%d" % len(names), *names, *words]

@@ -158,7 +158,7 @@ import hiredis
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import ShardKeys
-from dispatcher.redis.scripts import _command
+from dispatcher.redis.scripts import Script, replies_of
 from dispatcher.reservation.shards import Shards
 from dispatcher.reservation.booking import BookingRequest, Leg
 from dispatcher.reservation.booking import Terms
@@ -173,12 +173,17 @@ leg = Leg(ShardKeys("test", 0), terms, terms.scopes)
 asked = [(leg, BookingRequest(new_id(), terms, 10**12, 10**12 + 1))] * 5_000
 rules = Rules({OWN_SCOPE: [Quota(1, 60_000)]})
 names, words = Shards(None, rules, under_way_ms=60_000)._reserve_call(asked)
+
+class Client:
+    def execute_command(self, *command):
+        hiredis.pack_command(command)
+
 signal.signal(signal.SIGALRM, stop)
 for _ in range(50):
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.001)
         while True:
-            hiredis.pack_command(tuple(_command("EVALSHA", "sha", names, words)))
+            replies_of(Client(), Script("", "sha"), [(names, [*words, 1])])
     except TimeoutError:
         pass
 """
