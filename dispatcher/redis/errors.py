@@ -152,6 +152,10 @@ def is_pool_full(error: Unavailable) -> bool:
     return isinstance(cause, redis.ConnectionError) and str(cause) in _NO_CONNECTION
 
 
+ERRORS = (redis.RedisError, redis.exceptions.RedisClusterException)
+"""What redis-py raises."""
+
+
 class translated:  # noqa: N801 - reads like a function
     """Raises ``unavailable`` for errors inside. A class is three times as quick as a generator."""
 
@@ -169,5 +173,5 @@ class translated:  # noqa: N801 - reads like a function
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if isinstance(error, redis.RedisError | redis.exceptions.RedisClusterException):
+        if isinstance(error, ERRORS):
             raise self._unavailable(reason(error), remedy=remedy(error)) from cause(error)

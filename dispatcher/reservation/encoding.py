@@ -172,7 +172,7 @@ class Rules:
                 messages += (judged, b"", submit.fingerprint, submit.token)
             elif has_extra:
                 messages += (judged, booking.left, b"", b"")
-            names += leg.windows
+            names += [keys.window(scope.name, scope.kind) for scope in leg.scopes]
         words = [b"%d" % pending_grace_ms, b"%d" % (under_way_ms + pending_grace_ms)]
         return names, [*words, encode(tuple(numbers)), *messages]
 

@@ -15,7 +15,7 @@ from uuid import UUID
 import redis
 
 from dispatcher.errors import IdempotencyConflict, ReservationsUnavailable
-from dispatcher.redis.errors import translated
+from dispatcher.redis.errors import ERRORS, cause, reason, remedy
 from dispatcher.redis.scripts import Call, Script, packed, replies_of, script
 from dispatcher.reservation.booking import (
     Blocked,
@@ -63,8 +63,8 @@ class Shards:
         """
         answers: dict[int, LegAnswer] = {}
         waiting: dict[int, list[int]] = {}
-        for number, request in enumerate(requests):
-            waiting.setdefault(request[0].keys.shard, []).append(number)
+        for number, (leg, _) in enumerate(requests):
+            waiting.setdefault(leg.keys.shard, []).append(number)
         while waiting:
             calls = [
                 self._reserve_call(
@@ -77,10 +77,13 @@ class Shards:
                 numbers = waiting[shard]
                 # A list ends early behind a search that goes on: nothing may overtake it.
                 for number, reply in zip(numbers, replies, strict=False):
-                    request = requests[number]
-                    answers[number] = _final(request[1], reply) or self._searched(
-                        request, reply, pending_grace_ms
-                    )
+                    leg, request = requests[number]
+                    if isinstance(reply, int):
+                        answers[number] = Slot(request.message_id, reply, request)
+                    else:
+                        answers[number] = _final(request, reply) or self._searched(
+                            leg, request, reply, pending_grace_ms
+                        )
                 del numbers[: len(replies)]
                 if not numbers:
                     del waiting[shard]
@@ -116,15 +119,16 @@ class Shards:
             calls.append(([*names, *leg.windows], [member, token]))
         return [freed == 1 for freed in self._run(self._release, calls)]
 
-    def _searched(self, request: LegRequest, reply: Any, pending_grace_ms: int) -> LegAnswer:
-        leg, booking = request
+    def _searched(
+        self, leg: Leg, booking: BookingRequest, reply: Any, pending_grace_ms: int
+    ) -> LegAnswer:
         why: Blocked | None = None
         for step in range(1, _MOST_CALLS + 1):
             word, start_ms, *facts = reply
             if facts:
                 why = why or self._blocked(leg, reply)
             if word == b"unsure":
-                judged = self._judged(request, start_ms, pending_grace_ms)
+                judged = self._judged(leg, booking, start_ms, pending_grace_ms)
                 if not isinstance(judged, Blocked):
                     return judged
                 why, start_ms = why or judged, judged.until_ms
@@ -144,12 +148,13 @@ class Shards:
                 return answer
         raise ReservationsUnavailable(ENDLESS)
 
-    def _judged(self, request: LegRequest, at_ms: int, pending_grace_ms: int) -> LegAnswer:
+    def _judged(
+        self, leg: Leg, booking: BookingRequest, at_ms: int, pending_grace_ms: int
+    ) -> LegAnswer:
         """Hold a time, judge it in bounded steps, and book it if it fits.
 
         Each hold has a name of its own, so that late copies of these calls change nothing booked.
         """
-        leg, booking = request
         own = member_of(booking.message_id, new_tail())
         try:
             blocked = self._checked(leg, booking.left or booking.member, at_ms, own)
@@ -196,8 +201,10 @@ class Shards:
     def _run(self, script: Script, calls: Sequence[Call]) -> list[Any]:
         if not calls:
             return []
-        with translated(ReservationsUnavailable):
+        try:  # translated() takes three calls, and this is on the way of every submit
             replies = replies_of(self._client, script, calls)
+        except ERRORS as error:
+            raise ReservationsUnavailable(reason(error), remedy=remedy(error)) from cause(error)
         if _CLOSED_REPLY in replies or [_CLOSED_REPLY] in replies:
             raise closed()
         return replies

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import groupby
-from operator import attrgetter
+from operator import itemgetter
 from typing import cast
 from uuid import UUID
 
@@ -48,11 +48,13 @@ _MOST_ROUNDS = 1_000
 
 @dataclass(slots=True)
 class _Booking:
+    """What is under way in several shards; ``request`` is ``asked``, or that renewed."""
+
+    asked: BookingRequest
     request: BookingRequest
     legs: Sequence[Leg]
     pending_grace_ms: int
     is_stored: bool
-    in_one_shard: bool
 
 
 class Windows:
@@ -89,8 +91,6 @@ class Windows:
         join it only where no other shard comes before.
         """
         shards = self._keys
-        if len(shards) == 1:
-            return [Leg(shards[0], terms, terms.scopes)]
         home = terms.scopes[0].home
         own = shards[shard_of(home, len(shards))]
         if len(terms.scopes) == 1:
@@ -105,6 +105,12 @@ class Windows:
             near += far[ordered.pop(0)]
         others = [Leg(keys, terms, tuple(far[keys])) for keys in ordered]
         return [Leg(own, terms, tuple(near)), *others]
+
+    def _legs_of(self, requests: Sequence[BookingRequest]) -> list[list[Leg]]:
+        if len(self._keys) > 1:
+            return [self.legs(request.terms) for request in requests]
+        [keys] = self._keys
+        return [[Leg(keys, request.terms, request.terms.scopes)] for request in requests]
 
     def book(
         self,
@@ -123,18 +129,30 @@ class Windows:
         some may be booked, and the caller withdraws all.
         """
         grace_ms = grace // MILLISECOND
-        bookings = []
-        for request in requests:
-            legs = self.legs(request.terms)
-            bookings.append(_Booking(request, legs, grace_ms, is_stored, len(legs) == 1))
+        legs_of = self._legs_of(requests)
+        answers: list[Answer] = []
+        bookings: list[_Booking] = []
         try:
-            return self._in_order(bookings)
+            sized = zip(map(len, legs_of), legs_of, requests, strict=True)
+            for many, group in groupby(sized, itemgetter(0)):
+                if many > 1:
+                    for _, legs, request in group:
+                        bookings.append(_Booking(request, request, legs, grace_ms, is_stored))
+                        answers.append(self._alone(bookings[-1]))
+                    continue
+                asked = [(legs[0], request) for _, legs, request in group]
+                replies = self.shards.book(asked, pending_grace_ms=grace_ms)
+                answers += [
+                    self._refusal([leg], request, reply) if isinstance(reply, Blocked) else reply
+                    for (leg, request), reply in zip(asked, replies, strict=True)
+                ]
         except BaseException:
             # Its caller withdraws the requests that it knows.
-            pairs = zip(requests, (booking.request for booking in bookings), strict=True)
+            renewed = [each.request for each in bookings if each.request is not each.asked]
             with _rest_left_to_reconcile():
-                self.withdraw([renewed for asked, renewed in pairs if renewed is not asked])
+                self.withdraw(renewed)
             raise
+        return answers
 
     def next_slot(self, terms: Terms, after: datetime) -> datetime:
         return from_ms(self._next_slot(self.legs(terms), to_ms(after)))
@@ -145,7 +163,7 @@ class Windows:
         Where a duplicate submit relies on the same booking it stays; the last one to give up
         releases it.
         """
-        legs = [self.legs(request.terms) for request in requests]
+        legs = self._legs_of(requests)
         freed = self.shards.release_many(
             (first, request.member, request.submit)
             for request, (first, *_) in zip(requests, legs, strict=True)
@@ -177,11 +195,13 @@ class Windows:
                 self.withdraw(moves)
             raise
 
-    def _refusal(self, booking: _Booking, blocked: Blocked) -> SlotRefused:
-        _, terms, asked_ms, latest_ms, *_ = booking.request
+    def _refusal(
+        self, legs: Sequence[Leg], request: BookingRequest, blocked: Blocked
+    ) -> SlotRefused:
+        _, terms, asked_ms, latest_ms, *_ = request
         slot_ms = blocked.until_ms
-        if len(booking.legs) > 1:
-            slot_ms = self._next_slot(booking.legs, slot_ms, booking.request.left)
+        if len(legs) > 1:
+            slot_ms = self._next_slot(legs, slot_ms, request.left)
         latest = from_ms(latest_ms) if latest_ms > asked_ms else None
         if blocked.scope is None or blocked.quota is None:
             return QuietHours(
@@ -199,23 +219,6 @@ class Windows:
             next_slot=from_ms(slot_ms),
             latest=latest,
         )
-
-    def _in_order(self, bookings: Sequence[_Booking]) -> list[Answer]:
-        answers: list[Answer] = []
-        for in_one_shard, group in groupby(bookings, attrgetter("in_one_shard")):
-            together = [*group]
-            if not in_one_shard:
-                answers += map(self._alone, together)
-                continue
-            of_legs = self.shards.book(
-                [(booking.legs[0], booking.request) for booking in together],
-                pending_grace_ms=together[0].pending_grace_ms,
-            )
-            answers += (
-                self._refusal(booking, answer) if isinstance(answer, Blocked) else answer
-                for booking, answer in zip(together, of_legs, strict=True)
-            )
-        return answers
 
     def _alone(self, booking: _Booking) -> Answer:
         request = booking.request
@@ -246,7 +249,8 @@ class Windows:
                 after_ms = max(blocked.until_ms, start_ms)
                 start_ms = self._next_slot(booking.legs, after_ms, booking.request.left)
             if start_ms > latest_ms:
-                raise self._refusal(booking, why._replace(until_ms=start_ms))
+                why = why._replace(until_ms=start_ms)
+                raise self._refusal(booking.legs, booking.request, why)
         raise ReservationsUnavailable(
             "concurrent bookings took every slot that was tried; try again"
         )
