@@ -93,7 +93,7 @@ def submit(context: CallContext) -> Response:
 
 def plan(context: CallContext) -> Response:
     """Return the result that messages would have if they were submitted now."""
-    messages = context.payloads(models.Plans, "messages", models.NewMessage)
+    messages = context.payload(models.Plans).messages
     made = context.dispatcher.plan([context.caller.own(each.draft()) for each in messages])
     return answer(models.PlanOut.of(made, partial(problem_for, context.request)))
 

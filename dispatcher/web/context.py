@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
@@ -108,24 +107,13 @@ class Context:
         """Return the body. Raises InvalidDraft, and HTTPException if it is no JSON."""
         if not self.raw and self.request.scope["route"].described.may_be_empty:
             return model()
-        return validated(model, self._given())
-
-    def payloads(self, model: type[BaseModel], name: str, entry: type[BodyT]) -> Iterator[BodyT]:
-        """Yield the entries of the list that is all of the body, each by its model."""
-        given = self._given()
-        entries = given.get(name) if isinstance(given, dict) else None
-        if isinstance(entries, list) and len(entries) <= models.MOST_PLANNED:
-            for number, row in enumerate(entries):
-                validated(entry, row, name, number)
-        yield from getattr(validated(model, given), name)
-
-    def _given(self) -> Any:
         if not self.raw:
             raise InvalidDraft(THE_CALL, "its body is missing", "an object")
         try:
-            return json.loads(self.raw)
+            given = json.loads(self.raw)
         except (ValueError, RecursionError) as error:
             raise HTTPException(400, f"the body {json_problem(error)}") from None
+        return validated(model, given)
 
     def check(self, *rights: Right) -> None:
         """Refuse a call without these rights, or with query names that, ignored, would alter it."""
@@ -150,17 +138,21 @@ class Context:
         return models.MessageOut.of(message, self.caller, self.service.digest)
 
 
-def validated(model: type[BodyT], given: Any, *where: str | int, whole: str = THE_CALL) -> BodyT:
-    """Return what lies ``where`` in a body. InvalidDraft names ``whole`` if all of it is wrong."""
-    for name in given if isinstance(given, dict) else ():
-        if name not in model.model_fields:
-            field = ".".join(map(str, (*where, name)))
-            raise unknown_name(field, "field", model.model_fields)
+def validated(model: type[BodyT], given: Any, *, whole: str = THE_CALL) -> BodyT:
+    """Return a body. Raises InvalidDraft for its first mistake, a field that is unknown before all.
+
+    It names ``whole`` where nothing could be read.
+    """
     try:
         return model.model_validate(given)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise invalid(first, (*where, *first["loc"]), whole) from None
+        mistakes = error.errors(include_url=False, include_input=False)
+    unknown = (each for each in mistakes if each["type"] == "extra_forbidden")
+    mistake = next(unknown, mistakes[0])
+    if mistake["type"] != "extra_forbidden":
+        raise invalid(mistake, mistake["loc"], whole)
+    fields = models.NewMessage.model_fields if len(mistake["loc"]) > 1 else model.model_fields
+    raise unknown_name(".".join(map(str, mistake["loc"])), "field", fields)
 
 
 def problem_for(request: Request, error: DispatcherError | Refused) -> dict[str, Any]:
