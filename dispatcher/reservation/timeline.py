@@ -54,7 +54,7 @@ class Span(NamedTuple):
 
 
 class Booked(NamedTuple):
-    """A message's reservation in a window; with ``held`` one of the two of a move under way."""
+    """A message's reservation in a window. ``held``: one of the two of a move under way."""
 
     message_id: UUID
     at: datetime

@@ -6,6 +6,7 @@ They check types only: the dispatcher checks values, so that both give the same 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import is_dataclass
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
@@ -405,61 +406,28 @@ class StatusOut(Out):
         )
 
 
-_TEXTS = {
-    "Span": ("SpanOut", "The instants from `begins_at` until before `ends_at`."),
-    "Booked": ("BookedOut", "A reservation."),
-    "Fill": ("FillOut", "How many booked times a quota counts together in a stretch."),
-    "QuotaTimeline": ("QuotaOut", "How full a quota is, and where it refuses a new message."),
-    "WindowTimeline": (
-        "WindowOut",
-        "What is booked of one scope. Unless `complete`, there is too much to list.",
-    ),
-    "Timeline": ("TimelineOut", "The booked, blocked and free times of a scope."),
-    "StreamEntry": (
-        "EventOut",
-        "A transition of a message. `id` is for `Last-Event-ID`, `at` is when it was written.",
-    ),
-    "Erased": (
-        "ErasedOut",
-        "What an erasure did. Erase messages that are still `under_way` once they have ended.",
-    ),
-    "LoadedMinute": (
-        "MinuteOut",
-        "A minute in which messages are due; `last_at` is null where they leave much later.",
-    ),
-    "ChannelLoad": (
-        "ChannelLoadOut",
-        "What is due on one channel. Minutes in which nothing is due are left out.",
-    ),
-    "LoadToCome": (
-        "LoadOut",
-        "The load to come. Unless `complete`, all are counted only until `counted_until`.",
-    ),
-    "RuleRefusals": (
-        "RuleOut",
-        "How many submits a rule refused. Without `quota` it is quiet hours.",
-    ),
-    "LastRefusal": (
-        "RefusalOut",
-        "A refused submit. `scope` is the digest that logs have, null without a `log_key`.",
-    ),
-    "Refusals": ("RefusalsOut", "The refused submits from `since` on."),
-}
-"""The name and the text of the answer that shows what the dispatcher returns, by its type."""
+_NAMES = {
+    "QuotaTimeline": "QuotaOut", "WindowTimeline": "WindowOut", "StreamEntry": "EventOut",
+    "LoadedMinute": "MinuteOut", "LoadToCome": "LoadOut", "RuleRefusals": "RuleOut",
+    "LastRefusal": "RefusalOut",
+}  # fmt: skip
+"""Answers that have another name than what the dispatcher returns and ``Out``."""
 _NOT_SHOWN = frozenset({"held", "many", "steps"})
 
 
 @cache
 def _model_of(returned: type) -> type[Out]:
     """Return a model with the same fields; a length ``age`` is ``age_seconds``."""
-    name, text = _TEXTS[returned.__name__]
-    fields: dict[str, Any] = {}
+    name, fields = returned.__name__, dict[str, Any]()
+    text = (returned.__doc__ or "").partition("\n")[0].partition(". ")[0]
+    text = f"{text.replace('``', '`').rstrip('.')}."
     base = Out
     for field, kind in get_type_hints(returned).items():
         if kind is timedelta:
             base, fields[f"{field}{_SECONDS}"] = OutOfLengths, (float, ...)
         elif field not in _NOT_SHOWN:
             fields[field] = (_shown_as(kind), ...)
+    name = _NAMES.get(name, f"{name}Out")
     return create_model(name, __base__=base, __doc__=text, __module__=__name__, **fields)
 
 
@@ -468,7 +436,7 @@ def _shown_as(kind: Any) -> Any:
         return list[_shown_as(get_args(kind)[0])]  # type: ignore[misc]
     if kind == Quota | CalendarQuota:
         return Annotated[str, BeforeValidator(str)]
-    return _model_of(kind) if getattr(kind, "__name__", None) in _TEXTS else kind
+    return _model_of(kind) if is_dataclass(kind) or hasattr(kind, "_fields") else kind
 
 
 TimelineOut, EventOut, ErasedOut = map(_model_of, (Timeline, StreamEntry, Erased))
