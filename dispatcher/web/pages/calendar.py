@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, time, timedelta
-from itertools import count, islice, pairwise, zip_longest
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -41,10 +41,8 @@ WIDTH, LEFT, RIGHT = 1_000, 92, 12
 TOP, BOOKED, LANE, GAP = 18, 20, 9, 28
 PATTERNS = 6
 """How many colours and patterns there are; further quotas repeat them."""
-_LETTER, BESIDE = 6.6, 4
-"""The most that a letter of a line's text is wide as a rule, and how far off its line a text is."""
-LINE = 14
-"""The height of a line of text."""
+BESIDE, LINE = 4, 14
+"""How far off its line a text is, and its height."""
 _DOT = 14
 """Bookings that lie nearer to each other are drawn as one mark."""
 _SIZES = {"WIDTH": WIDTH, "LEFT": LEFT, "LANE": LANE, "BESIDE": BESIDE, "LINE": LINE}
@@ -401,19 +399,9 @@ class Mark(NamedTuple):
 
 
 class Line(NamedTuple):
-    """An upright line with a text behind or ``before`` it, ``level`` lines of text below."""
-
     x: float
     text: str
     css: str
-    before: bool = False
-    level: int = 0
-
-    @property
-    def stretch(self) -> tuple[float, float]:
-        length = _LETTER * len(self.text)
-        first = self.x - BESIDE - length if self.before else self.x + BESIDE
-        return first, first + length
 
 
 class PictureRow(NamedTuple):
@@ -485,40 +473,26 @@ class Picture:
             spans.append(Span(start, min(end, timeline.end)))
             start = end
         self._longest = max(span.ends_at - span.begins_at for span in spans)
-        marks = [(change.begins_at, change_text(change), "change") for change in self.changes]
-        labelled = [self._labelled(span, [*marks, *lines]) for span in spans]
-        deepest = max((line.level for row in labelled for line in row), default=0)
+        changes = [(change.begins_at, change_text(change), "change") for change in self.changes]
+        self._lines = sorted([*changes, *lines])
         self.lanes_height = BOOKED + LANE * (len(self.lanes) + bool(timeline.quiet))
-        row_height = self.lanes_height + GAP + deepest * LINE
-        self.height = TOP + len(spans) * row_height
-        self.rows = [
-            self._row(span, TOP + number * row_height, row_lines)
-            for number, (span, row_lines) in enumerate(zip(spans, labelled, strict=True))
-        ]
+        self.rows, self.height = list[PictureRow](), TOP
+        for span in spans:
+            row = self._row(span, self.height)
+            self.rows.append(row)
+            self.height += self.lanes_height + GAP + max(0, len(row.lines) - 1) * LINE
 
-    def _labelled(self, row: Span, lines: Iterable[tuple[datetime, str, str]]) -> list[Line]:
-        """Return the lines of a row. No text covers another one or leaves the picture."""
-        found = [
-            Line(self._x(row, instant), text, css)
-            for instant, text, css in sorted(lines)
-            if row.begins_at <= instant < row.ends_at
-        ]
-        placed: list[Line] = []
-        for line, following in zip_longest(found, found[1:]):
-            # Before its line a text is off the next one's.
-            is_near = following is not None and following.x < line.stretch[1]
-            sides = (is_near, not is_near)
-            places = ((level, before) for level in count() for before in sides)
-            choices = (line._replace(level=level, before=before) for level, before in places)
-            placed.append(next(each for each in choices if _has_room(each, placed)))
-        return placed
-
-    def _row(self, span: Span, y: float, lines: Sequence[Line]) -> PictureRow:
+    def _row(self, span: Span, y: float) -> PictureRow:
         blocks = list[Block]()
         lanes = [(lane.timeline.blocked, f"q{lane.pattern}") for lane in self.lanes]
         for number, (spans, css) in enumerate([*lanes, (self._timeline.quiet, "quiet")]):
             blocks += self._blocks(span, spans, y + BOOKED + number * LANE, css)
         width, past = self._x(span, span.ends_at) - LEFT, self._x(span, self._now) - LEFT
+        lines = [
+            Line(self._x(span, at), text, css)
+            for at, text, css in self._lines
+            if span.begins_at <= at < span.ends_at
+        ]
         return PictureRow(*span, y, width, min(max(past, 0), width), blocks, self._marks(span),
                           lines, list(self._ticks(span, is_first=y == TOP)))  # fmt: skip
 
@@ -563,15 +537,6 @@ class Picture:
     def _x(self, row: Span, instant: datetime) -> float:
         part = (instant - row.begins_at) / self._longest
         return round(LEFT + (WIDTH - LEFT - RIGHT) * part, 1)
-
-
-def _has_room(line: Line, others: Iterable[Line]) -> bool:
-    first, last = line.stretch
-    is_within = first >= 0 and last <= WIDTH
-    return is_within and not any(
-        each.level == line.level and first < each.stretch[1] and each.stretch[0] < last
-        for each in others
-    )
 
 
 def change_text(change: Span) -> str:
