@@ -11,12 +11,12 @@ import re
 import time
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
 from dispatcher.errors import DispatcherError, InvalidDraft, QuotaExceeded, kind_of, plain
@@ -297,14 +297,20 @@ def check_text(name: str, value: object, *, longest: int = MAX_RECIPIENT) -> str
     Refused are control and formatting characters (also line separators and bidi controls), lone
     surrogates, and white space at either end. Raises InvalidDraft.
     """
+    if (
+        type(value) is str
+        and 1 <= len(value) <= longest
+        and value.isascii()
+        and value.isprintable()
+        and value[0] != " " != value[-1]
+    ):
+        return value
     accepted = f"1 to {longest} printable characters without white space at the ends"
     if not isinstance(value, str):
         raise InvalidDraft(name, kind_of(value), accepted)
-    value = value if type(value) is str else plain(value)
+    value = plain(value)
     if not 1 <= len(value) <= longest:
         raise InvalidDraft(name, f"{len(value)} characters", accepted)
-    if value.isascii() and value.isprintable() and " " not in (value[0], value[-1]):
-        return value
     for character in value:
         if unicodedata.category(character) in _UNPRINTABLE:
             raise InvalidDraft(name, f"the character U+{ord(character):04X}", accepted)
@@ -374,7 +380,7 @@ def check_body(
     accepted = f"a JSON object of at most {max_bytes} bytes and {max_depth} levels"
     if not isinstance(body, Mapping):
         raise InvalidDraft(field, kind_of(body), accepted)
-    clean = _Cleaner(field, accepted, most=max_bytes).clean(body, field, max_depth)
+    clean = _copied(body, field, accepted, most=max_bytes, depth=max_depth)
     try:
         text = dump_json(clean)
     except ValueError:
@@ -382,7 +388,7 @@ def check_body(
     size = len(text) if text.isascii() else len(text.encode())
     if size > max_bytes:
         raise InvalidDraft(field, f"{size} bytes", accepted)
-    return cast(Body, clean), text
+    return clean, text
 
 
 def fingerprint(**asked: object) -> str:
@@ -410,53 +416,62 @@ def storable_text(value: object, *, longest: int = 500) -> str:
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
-class _Cleaner:
-    """Copies a body into plain JSON values, at most ``most`` of them."""
+def _copied(body: Mapping[Any, object], name: str, accepted: str, *, most: int, depth: int) -> Body:
+    """Copy a body into plain JSON values, at most ``most`` of them: each takes at least a byte."""
+    copy: dict[str, Any] = {}
+    containers: list[tuple[Any, Any, str, int]] = [(body, copy, name, depth)]
+    while containers:
+        source, target, path, levels = containers.pop()
+        if levels == 0:
+            raise InvalidDraft(name, "too many levels", accepted)
+        is_object = isinstance(source, Mapping)
+        parts: Iterable[tuple[Any, object]] = source.items() if is_object else enumerate(source)
+        for key, value in parts:
+            most -= 1
+            if most <= 0:
+                raise InvalidDraft(name, "too many values", accepted)
+            if not is_object:
+                place = f"{path}[{key}]"
+            elif isinstance(key, str):
+                place = f"{path}.{plain(key)[:40]}"
+            else:
+                raise InvalidDraft(path, f"a key that is {kind_of(key)}", accepted)
+            part: Any
+            if type(value) is str and value.isascii() and "\0" not in value:
+                part = value
+            elif isinstance(value, _CONTAINERS):
+                part = {} if isinstance(value, Mapping) else []
+                containers.append((value, part, place, levels - 1))
+            else:
+                part = _json_scalar(value, place, accepted)
+            if is_object:
+                target[_json_text(key, path, accepted)] = part
+            else:
+                target.append(part)
+    return copy
 
-    def __init__(self, field: str, accepted: str, *, most: int) -> None:
-        self._field = field
-        self._accepted = accepted
-        self._left = most
 
-    def clean(self, value: object, path: str, depth: int) -> Any:
-        self._left -= 1  # every value takes at least a byte
-        if self._left < 0:
-            raise InvalidDraft(self._field, "too many values", self._accepted)
-        if isinstance(value, str):
-            return self._text(plain(value), path)
-        if value is None or isinstance(value, bool):
-            return value
-        if isinstance(value, int):  # also a member of an IntEnum, which a template would name
-            return int.__int__(value)
-        if isinstance(value, float):
-            value = float.__float__(value)
-            if not math.isfinite(value):
-                raise InvalidDraft(path, f"the number {value}", self._accepted)
-            return value
-        if not isinstance(value, _CONTAINERS):
-            problem = f"{kind_of(value)}, which JSON does not know"
-            raise InvalidDraft(path, problem, self._accepted)
-        if depth == 0:
-            raise InvalidDraft(self._field, "too many levels", self._accepted)
-        if isinstance(value, Mapping):
-            return self._object(value, path, depth)
-        return [self.clean(part, f"{path}[{n}]", depth - 1) for n, part in enumerate(value)]
-
-    def _object(self, value: Mapping[Any, object], path: str, depth: int) -> dict[str, Any]:
-        copy = {}
-        for key, part in value.items():
-            if not isinstance(key, str):
-                problem = f"a key that is {kind_of(key)}"
-                raise InvalidDraft(path, problem, self._accepted)
-            name = self._text(plain(key), path)
-            copy[name] = self.clean(part, f"{path}.{name[:40]}", depth - 1)
-        return copy
-
-    def _text(self, value: str, path: str) -> str:
-        if "\0" in value:
-            raise InvalidDraft(path, "holds a NUL character", self._accepted)
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise InvalidDraft(path, "holds a lone surrogate", self._accepted) from None
+def _json_scalar(value: object, place: str, accepted: str) -> str | float | None:
+    if isinstance(value, str):
+        return _json_text(value, place, accepted)
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, int):  # also a member of an IntEnum, which a template would name
+        return int.__int__(value)
+    if not isinstance(value, float):
+        raise InvalidDraft(place, f"{kind_of(value)}, which JSON does not know", accepted)
+    number = float.__float__(value)
+    if not math.isfinite(number):
+        raise InvalidDraft(place, f"the number {number}", accepted)
+    return number
+
+
+def _json_text(value: str, place: str, accepted: str) -> str:
+    text = plain(value)
+    if "\0" in text:
+        raise InvalidDraft(place, "holds a NUL character", accepted)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidDraft(place, "holds a lone surrogate", accepted) from None
+    return text
