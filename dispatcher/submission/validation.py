@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, get_args
 from uuid import UUID
 
@@ -136,13 +137,7 @@ def validate(
         zone=draft.zone,
         quiet_hours=quiet_hours,
     )
-    send_at = _send_time(draft, now, settings.max_horizon)
-    expires_at = None
-    if draft.expires_at is not None:
-        expires_at = _other_time(draft, draft.expires_at, "expires_at")
-    farthest = now + settings.max_horizon
-    latest = _latest(draft, expires_at, now, farthest)
-    expire_after = _expire_after(draft, channel, farthest)
+    send_at, latest, expires_at, expire_after = _times(draft, channel, now, settings.max_horizon)
     if draft.on_unknown is not None:
         _check_choice("on_unknown", draft.on_unknown, get_args(OnUnknown))
     status_url = None if draft.status_url is None else _status_url(draft, settings)
@@ -208,9 +203,13 @@ def judge_times(valid: ValidDraft, *, now: datetime) -> None:
         raise InvalidSendTime("latest", problem, "a later time")
 
 
-def _send_time(draft: Draft, now: datetime, farthest: timedelta) -> datetime:
+def _times(
+    draft: Draft, channel: ChannelSettings, now: datetime, horizon: timedelta
+) -> tuple[datetime, datetime | None, datetime | None, timedelta | None]:
+    """Return the send time, the latest one of a shift, and the expiry as an instant or a length."""
+    read = partial(send_time.parse, zone=draft.zone, fold=draft.fold)
     if draft.send_at is not None and draft.send_in is None:
-        name, send_at = "send_at", _other_time(draft, draft.send_at, "send_at")
+        name, send_at = "send_at", read(draft.send_at)
     elif draft.send_in is not None and draft.send_at is None:
         if draft.fold is not None and draft.expires_at is None and draft.latest is None:
             raise InvalidSendTime("fold", "given with send_in", "a fold for local times")
@@ -218,8 +217,23 @@ def _send_time(draft: Draft, now: datetime, farthest: timedelta) -> datetime:
     else:
         problem = "neither" if draft.send_at is None else "both"
         raise InvalidSendTime("send_at", f"{problem} of send_at and send_in given", "one of them")
-    send_time.check_not_too_far(send_at, now=now, farthest=farthest, field=name)
-    return send_at
+    send_time.check_not_too_far(send_at, now=now, farthest=horizon, field=name)
+    latest = expires_at = expire_after = None
+    if draft.expires_at is not None:
+        expires_at = read(draft.expires_at, field="expires_at")
+    is_rejecting = isinstance(draft.on_conflict, str) and draft.on_conflict == "reject"
+    if not is_rejecting or draft.latest is not None:
+        latest = now + horizon
+        _check_choice("on_conflict", draft.on_conflict, _ON_CONFLICT)
+        if is_rejecting:
+            raise InvalidDraft("latest", "given without on_conflict='shift'", "no latest")
+        if draft.latest is not None:
+            latest = min(read(draft.latest, field="latest"), latest)
+        if expires_at is not None:
+            latest = min(latest, max(expires_at, now) - MILLISECOND)
+    if draft.expire_after is not None or channel.expire_after is not None:
+        expire_after = _expire_after(draft, channel, now + horizon)
+    return send_at, latest, expires_at, expire_after
 
 
 def _expire_after(draft: Draft, channel: ChannelSettings, farthest: datetime) -> timedelta | None:
@@ -233,26 +247,6 @@ def _expire_after(draft: Draft, channel: ChannelSettings, farthest: datetime) ->
     if length is None and draft.expires_at is None:
         length = channel.expire_after
     return None if length is None else send_time.length_until_expiry(length, farthest=farthest)
-
-
-def _latest(
-    draft: Draft, expires_at: datetime | None, now: datetime, farthest: datetime
-) -> datetime | None:
-    _check_choice("on_conflict", draft.on_conflict, _ON_CONFLICT)
-    if draft.on_conflict == "reject":
-        if draft.latest is not None:
-            raise InvalidDraft("latest", "given without on_conflict='shift'", "no latest")
-        return None
-    latest = farthest
-    if draft.latest is not None:
-        latest = min(_other_time(draft, draft.latest, "latest"), farthest)
-    if expires_at is not None:
-        latest = min(latest, max(expires_at, now) - MILLISECOND)
-    return latest
-
-
-def _other_time(draft: Draft, value: datetime | str, name: str) -> datetime:
-    return send_time.parse(value, zone=draft.zone, fold=draft.fold, field=name)
 
 
 def _status_url(draft: Draft, settings: Settings) -> str:
