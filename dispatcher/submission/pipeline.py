@@ -112,29 +112,25 @@ class Batch:
     refused: list[tuple[BookingRequest, SlotRefused]] = field(default_factory=list)
 
     def refuses_rest(self) -> bool:
-        """Refuse the rest of an atomic batch, but messages known before, where one is refused."""
-        if not self.atomic:
-            return False
+        """Refuse the rest of a batch, but messages known before, where one is refused."""
         refused = [e.number for e in self.entries if isinstance(e.result, DispatcherError)]
         for entry in self.entries:
             if entry.result is None and refused:
                 entry.result = BatchRefused(refused[0])
         return bool(refused)
 
-    def left(self) -> list[Entry]:
-        """Return the entries to be judged in another turn, once repeats of a key are answered.
+    def answer_repeats(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Answer repeats of a key; return the entries to be judged in another turn.
 
         Where the first draft with a key was refused, the key is free, and the next one is judged
         on its own, as it would be in another batch.
         """
-        left = [entry for entry in self.entries if entry.result is None]
-        if left:
-            firsts = self.firsts.items()
-            _answer_known(left, {
-                key: (first.result, first.valid.fingerprint or "")
-                for key, first in firsts if isinstance(first.result, Message)
-            })  # fmt: skip
-        return [entry for entry in left if entry.result is None]
+        firsts = self.firsts.items()
+        _answer_known(entries, {
+            key: (first.result, first.valid.fingerprint or "")
+            for key, first in firsts if isinstance(first.result, Message)
+        })  # fmt: skip
+        return [entry for entry in entries if entry.result is None]
 
 
 @dataclass(kw_only=True)
@@ -282,7 +278,9 @@ class Submitter:
             sink.enqueue(batch)
             if batch.refused:  # at the end, so that a slow Redis delays no message
                 sink.reservations.note(batch.refused)
-            entries = batch.left()
+            entries = [entry for entry in entries if entry.result is None]
+            if entries:
+                entries = batch.answer_repeats(entries)
 
     def _validate(self, entries: Iterable[Entry], now: datetime) -> None:
         for entry in entries:
@@ -325,7 +323,7 @@ class Submitter:
         booked_at = self.clock.monotonic()
         fault("submit.before_reserve")
         entries = [entry for entry in batch.open if entry.result is None]
-        if batch.refuses_rest() or not entries:
+        if (batch.atomic and batch.refuses_rest()) or not entries:
             return
         requests = [
             entry.valid.request(message_id, supersedes=entry.supersedes)
@@ -361,7 +359,7 @@ class Submitter:
             _refuse_suppressed([e for e in entries if isinstance(e.result, SlotRefused)], sink)
 
     def _store(self, batch: Batch, sink: Sink) -> None:
-        if batch.refuses_rest() or not batch.booked:
+        if (batch.atomic and batch.refuses_rest()) or not batch.booked:
             return
         now = self.clock.now()
         created_at = now.replace(microsecond=now.microsecond // 1_000 * 1_000)
