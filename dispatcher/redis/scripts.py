@@ -105,26 +105,23 @@ def replies_of(client: redis.Redis, script: Script, calls: Sequence[Call]) -> li
 
 
 def _on_one_server(server: redis.Redis, script: Script, commands: Sequence[_Command]) -> list[Any]:
-    # A Script in a pipeline would ask first whether the server knows it: one more round trip.
-    replies = _sent(server, commands)
-    unknown = [number for number, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
-    if unknown:
-        # Perhaps not all: another client may load the script, or flush it, between two calls.
-        server.script_load(script.text)
-        again = _sent(server, [commands[number] for number in unknown])
-        for number, reply in zip(unknown, again, strict=True):
-            replies[number] = reply
-    return replies
-
-
-def _sent(server: Any, commands: Sequence[_Command]) -> list[Any]:
+    replies: list[Any]
     if len(commands) == 1:
         try:
-            return [server.execute_command(*commands[0])]
+            replies = [server.execute_command(*commands[0])]
         except redis.ResponseError as error:
-            return [error]
-    pipeline = server.pipeline(transaction=False)
-    for command in commands:
-        pipeline.execute_command(*command)
-    replies: list[Any] = pipeline.execute(raise_on_error=False)
+            replies = [error]
+    else:
+        # A Script in a pipeline would ask first whether the server knows it: one more round trip.
+        pipeline = server.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        replies = pipeline.execute(raise_on_error=False)
+    # Perhaps not all: another client may load the script, or flush it, between two calls.
+    unknown = [number for number, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+    if unknown:
+        server.script_load(script.text)
+        again = _on_one_server(server, script, [commands[number] for number in unknown])
+        for number, reply in zip(unknown, again, strict=True):
+            replies[number] = reply
     return replies
