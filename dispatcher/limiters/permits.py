@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cache, lru_cache
 from itertools import count
 from typing import Any, ClassVar, NamedTuple, cast
 from uuid import UUID
@@ -24,15 +25,17 @@ from dispatcher.errors import LimitersUnavailable
 from dispatcher.limiters.limiter import translated
 from dispatcher.quota import CalendarLimit, Limit
 from dispatcher.redis.client import now_ms
+from dispatcher.redis.errors import ERRORS, cause, reason
 from dispatcher.redis.keys import PermitKeys, line_of, permit_parts, room_of, shard_of
 from dispatcher.redis.scripts import Call, replies_of, script
 from dispatcher.scope import NO_SCOPE
 from dispatcher.times.clock import MILLISECOND, Clock
-from dispatcher.times.send_time import from_ms, to_ms
+from dispatcher.times.send_time import from_ms
 
 _SCOPES = "scopes"
 _MOST_OWED = 1_000
 """The most permits remembered that Redis did not take back; others count until they end."""
+_LEGS_KEPT = 4_096
 _TRIES = 3
 _MOST_AT_ONCE = 500
 """One script restores at most so many permits; it then runs for a few milliseconds."""
@@ -63,6 +66,11 @@ class Permit(NamedTuple):
     scope: str
     channel: str
 
+    @property
+    def member(self) -> bytes:
+        """Return it as its logs have it, which begins with the 16 bytes of the message's id."""
+        return self.message_id.bytes + self.token.to_bytes(4, "big")
+
 
 class PermitAnswer(NamedTuple):
     """``remaining``: what the tightest limit would still give; ``retry_after``: 0 when allowed."""
@@ -73,23 +81,20 @@ class PermitAnswer(NamedTuple):
 
 
 class _Leg(NamedTuple):
-    """One permit from logs of one shard, all or none. ``logs`` are their names and kinds.
+    """The logs of one shard that a permit needs, all or none: their names and kinds.
 
-    ``permit_id`` makes it idempotent; it begins with the 16 bytes of the message's id. ``closing``
-    names the key that says until when nothing is granted.
+    ``closing`` names the key that says until when nothing is granted.
     """
 
-    permit_id: bytes
     keys: PermitKeys
     logs: dict[str, _LogKind]
-    closing: str | None = None
+    closing: str = ""
 
 
+_Legs = tuple[_Leg, ...]
+"""The leg in the shard of the channel, and before it that of the scope, if in another shard."""
 _Words = tuple[list[str], list[int | bytes]]
 """Keys and arguments of a call of a script."""
-_Legs = tuple[_Leg, ...]
-"""A request: its leg in the shard of its channel, and before that one the leg of its scope where
-that lies in another shard."""
 
 
 class _LogKind:
@@ -157,9 +162,11 @@ class Permits:
             for name, limits in channel_limits.items()
             if limits
         }
-        self._owed: deque[_Leg] = deque(maxlen=_MOST_OWED)
+        self._channel_leg = cache(self._leg_of_channel)
+        self._legs = lru_cache(_LEGS_KEPT)(self._legs_of)
+        self._owed: deque[Permit] = deque(maxlen=_MOST_OWED)
         # By how much the server of each shard is ahead of the clock, as far as that is known.
-        self._ahead_ms: dict[str, int] = {}
+        self._ahead_ms: dict[PermitKeys, int] = {}
         longest = max(reaches_ms(scope_limits, channel_limits).values(), default=0)
         self.memory = timedelta(milliseconds=longest)
         """How far back sends still count against a limit."""
@@ -176,9 +183,9 @@ class Permits:
         strictly, and never less.
         """
         answers: dict[int, PermitAnswer] = {}
-        undecided = dict(enumerate(map(self._legs, permits)))
+        undecided = {n: self._legs(each.scope, each.channel) for n, each in enumerate(permits)}
         while undecided:
-            answers |= self._decided(undecided, within)
+            answers |= self._decided(permits, undecided, within)
             undecided = {n: legs for n, legs in undecided.items() if n not in answers}
         in_order = [answers[n] for n in range(len(permits))]
         if self._owed and not all(answer.allowed for answer in in_order):
@@ -186,57 +193,62 @@ class Permits:
                 self.give_back(())
         return in_order
 
-    def _decided(self, requests: Mapping[int, _Legs], within: timedelta) -> dict[int, PermitAnswer]:
+    def _decided(
+        self, permits: Sequence[Permit], requests: Mapping[int, _Legs], within: timedelta
+    ) -> dict[int, PermitAnswer]:
         """Ask for these requests; return the answers of those that are decided, at least of one.
 
         Where a channel refuses, the permit of the scope is given back. A request that was refused
         for such a permit is not decided: by one script it would have met the room.
         """
         scope_legs = {n: legs[0] for n, legs in requests.items() if len(legs) > 1}
-        of_scopes = self._take(scope_legs, within)
+        of_scopes = self._take(permits, scope_legs, within) if scope_legs else {}
         channel_legs = {
             n: legs[-1]
             for n, legs in requests.items()
             if n not in of_scopes or of_scopes[n].allowed
         }
-        answers = of_scopes | self._take(channel_legs, within)
+        answers = of_scopes | self._take(permits, channel_legs, within)
         returned = []
         for n in scope_legs.keys() & channel_legs.keys():
             if not answers[n].allowed:
-                returned.append(scope_legs[n])
+                returned.append(n)
             elif not channel_legs[n].logs or of_scopes[n].remaining < answers[n].remaining:
                 answers[n] = of_scopes[n]
         if returned:
-            self._return(returned)
-            freed = {log for leg in returned for log in leg.logs}
+            self._return([permits[n] for n in returned])
+            freed = {log for n in returned for log in scope_legs[n].logs}
             for n in requests:
                 refused_by = channel_legs.get(n) or scope_legs[n]
                 if not answers[n].allowed and not freed.isdisjoint(refused_by.logs):
                     del answers[n]
         return answers
 
-    def _take(self, legs: Mapping[int, _Leg], within: timedelta) -> dict[int, PermitAnswer]:
+    def _take(
+        self, permits: Sequence[Permit], legs: Mapping[int, _Leg], within: timedelta
+    ) -> dict[int, PermitAnswer]:
         """Ask for permits in order; in each shard earlier ones count against later ones."""
         answers: dict[int, PermitAnswer] = {}
-        shards: dict[str, dict[int, _Leg]] = defaultdict(dict)
+        shards: dict[PermitKeys, dict[int, _Leg]] = defaultdict(dict)
         for n, leg in legs.items():
-            shards[leg.keys.tag][n] = leg
+            shards[leg.keys][n] = leg
         for _ in range(_TRIES):
             if not shards:
                 break
-            local_ms = to_ms(self._clock.now())
-            calls = [
-                _take_call([*of_shard.values()], within, local_ms + self._ahead_ms.get(tag, 0))
-                for tag, of_shard in shards.items()
-            ]
+            local_ms = int(self._clock.now().timestamp() * 1_000)
+            calls: list[Call] = []
+            for keys, of_shard in shards.items():
+                at_ms = local_ms + self._ahead_ms.get(keys, 0)
+                names, words = _take_words([*of_shard.values()], within, at_ms)
+                calls.append((names, [*words, *(permits[n].member for n in of_shard)]))
             replies = self._replies("take_permits", calls)
-            for tag, reply in zip([*shards], replies, strict=True):
+            for keys, reply in zip([*shards], replies, strict=True):
                 if reply[0] == b"closed":
                     raise LimitersUnavailable(CLOSED)
                 if reply[0] == b"elsewhere":
-                    self._ahead_ms[tag] = reply[1] - local_ms
+                    self._ahead_ms[keys] = reply[1] - local_ms
                     continue
-                numbers = shards.pop(tag)
+                numbers = shards.pop(keys)
                 for n, wait, left in zip(numbers, reply[::2], reply[1::2], strict=True):
                     answers[n] = PermitAnswer(wait == 0, left, wait * MILLISECOND)
         if shards:
@@ -245,17 +257,17 @@ class Permits:
 
     def close(self, channel: str, length: timedelta) -> None:
         """Grant nothing on a channel for ``length``; a later end that was set before stays."""
-        closing = self._keys_of(channel).closing(channel)
+        closing = self._channel_leg(channel).closing
         self._replies("limits_close", [([closing], [length // MILLISECOND, 0])])
 
     def settle(self, used: Sequence[tuple[Permit, timedelta]]) -> None:
         """Note how long ago the send of each ended; negative: how long it may still take."""
-        calls: dict[str, _Words] = defaultdict(lambda: ([], []))
+        calls: dict[PermitKeys, _Words] = {}
         for permit, since in used:
-            for leg in self._legs(permit):
-                logs, words = calls[leg.keys.tag]
-                logs += leg.logs
-                words += (since // MILLISECOND, leg.permit_id) * len(leg.logs)
+            for leg in self._legs(permit.scope, permit.channel):
+                names, words = calls.setdefault(leg.keys, ([], []))
+                names += leg.logs
+                words += (since // MILLISECOND, permit.member) * len(leg.logs)
         self._replies("settle_permits", [call for call in calls.values() if call[0]])
 
     def give_back(self, unused: Sequence[Permit]) -> None:
@@ -265,26 +277,26 @@ class Permits:
         Redis does not take them back, the next call does this once more, and so does a refusal: a
         permit without an attempt must make no message wait.
         """
-        owed = [leg for permit in unused for leg in self._legs(permit) if leg.logs]
+        owed = [*unused]
         with suppress(IndexError):  # other threads take from it, too
             while True:
                 owed.append(self._owed.popleft())
-        if not owed:
-            return
         try:
             self._return(owed)
         except LimitersUnavailable:
             self._owed.extend(owed)
             raise
 
-    def _return(self, unused: Sequence[_Leg]) -> None:
-        calls: dict[str, _Words] = {}
-        for leg in unused:
-            start: _Words = ([leg.keys.room], [_ROOM_NOTED_MS])
-            names, words = calls.setdefault(leg.keys.tag, start)
-            for log in leg.logs:
-                names += (log, line_of(log))
-                words.append(leg.permit_id)
+    def _return(self, unused: Sequence[Permit]) -> None:
+        calls: dict[PermitKeys, _Words] = {}
+        for permit in unused:
+            for leg in self._legs(permit.scope, permit.channel):
+                if leg.logs:
+                    start: _Words = [leg.keys.room], [_ROOM_NOTED_MS]
+                    names, words = calls.setdefault(leg.keys, start)
+                    for log in leg.logs:
+                        names += (log, line_of(log))
+                        words.append(permit.member)
         self._replies("give_back_permits", [*calls.values()])
 
     def waiting(self, *, logs: int, each: int) -> dict[str, list[UUID]]:
@@ -348,20 +360,19 @@ class Permits:
         shards and are kept alive; in a shard in which another rebuild has its own nothing is
         written.
         """
-        members: dict[str, list[tuple[str, int, bytes]]] = {keys.tag: [] for keys in markers}
+        members: dict[PermitKeys, list[tuple[str, int, bytes]]] = {keys: [] for keys in markers}
         for permit, age in taken:
-            for leg in self._legs(permit):
-                for log in leg.logs if leg.keys.tag in members else ():
-                    members[leg.keys.tag].append((log, age // MILLISECOND, leg.permit_id))
+            for leg in self._legs(permit.scope, permit.channel):
+                for log in leg.logs if leg.keys in members else ():
+                    members[leg.keys].append((log, age // MILLISECOND, permit.member))
         lengths = marker_life // MILLISECOND, self.memory // MILLISECOND
         calls: list[Call] = []
-        for keys, marker in markers.items():
-            of_shard = members[keys.tag]
+        for keys, of_shard in members.items():
             for start in range(0, max(1, len(of_shard)), _MOST_AT_ONCE):
                 part = of_shard[start : start + _MOST_AT_ONCE]
                 words = [word for _, *of_permit in part for word in of_permit]
                 names = [keys.rebuild, *(log for log, *_ in part)]
-                calls.append((names, [marker, *lengths, *words]))
+                calls.append((names, [markers[keys], *lengths, *words]))
         self._replies("restore_permits", calls)
 
     def forget(self, scope: str, counting: Callable[[Sequence[UUID]], Mapping[UUID, bool]]) -> None:
@@ -379,25 +390,25 @@ class Permits:
                 self._client.zrem(log, *gone)
 
     def _replies(self, name: str, calls: Sequence[Call]) -> list[Any]:
-        with translated:
-            return replies_of(self._client, script(f"limiters/{name}"), calls)
+        try:
+            return replies_of(self._client, script(f"limiters/{name}"), calls) if calls else []
+        except ERRORS as error:
+            raise LimitersUnavailable(reason(error)) from cause(error)
 
-    def _legs(self, permit: Permit) -> _Legs:
-        message_id, token, scope, channel = permit
-        keys, kind = self._keys_of(channel), self._channel_kinds.get(channel)
-        leg = _Leg(
-            permit_id=message_id.bytes + token.to_bytes(4, "big"),
-            keys=keys,
-            logs={} if kind is None else {keys.channel(channel): kind},
-            closing=keys.closing(channel),
-        )
+    def _legs_of(self, scope: str, channel: str) -> _Legs:
+        leg = self._channel_leg(channel)
         if scope == NO_SCOPE or self._scope_kind is None:
             return (leg,)
-        home = self._keys_of(scope)
-        of_scope = {home.scope(scope): self._scope_kind}
-        if home is keys:
-            return (leg._replace(logs=of_scope | leg.logs),)
-        return _Leg(leg.permit_id, home, of_scope), leg
+        keys = self._keys_of(scope)
+        logs = {keys.scope(scope): self._scope_kind}
+        if keys is leg.keys:
+            return (leg._replace(logs=logs | leg.logs),)
+        return _Leg(keys, logs), leg
+
+    def _leg_of_channel(self, channel: str) -> _Leg:
+        keys, kind = self._keys_of(channel), self._channel_kinds.get(channel)
+        logs = {} if kind is None else {keys.channel(channel): kind}
+        return _Leg(keys, logs, keys.closing(channel))
 
     def _keys_of(self, name: str) -> PermitKeys:
         return self._shards[shard_of(name, len(self._shards))]
@@ -463,22 +474,22 @@ class Fills:
         return tuple(fills)
 
 
-def _take_call(legs: Sequence[_Leg], within: timedelta, at_ms: int) -> Call:
-    """Return the call that asks for these legs of one shard, at about that time by its server."""
+def _take_words(legs: Sequence[_Leg], within: timedelta, at_ms: int) -> tuple[list[str], list[Any]]:
+    """Return keys and first arguments of the call for these legs of one shard.
+
+    ``at_ms`` is about the time of its server.
+    """
     logs: dict[str, _LogKind] = {}
     for leg in legs:
         logs |= leg.logs
     numbers = dict(zip(logs, count(1)))
     kinds = dict(zip(dict.fromkeys(logs.values()), count(1)))
-    closings = {leg.closing: None for leg in legs if leg.closing}
-    names = [legs[0].keys.epoch, *logs, *map(line_of, logs), *closings]
+    closings = dict.fromkeys(leg.closing for leg in legs if leg.closing)
     places = dict(zip(closings, count(2 + 2 * len(logs))))
     described = [[kind.words(at_ms) for kind in kinds], [kinds[kind] for kind in logs.values()]]
-    wanted = [
-        [places.get(leg.closing or "", 0), *(numbers[log] for log in leg.logs)] for leg in legs
-    ]
-    ids = [leg.permit_id for leg in legs]
-    return names, [within // MILLISECOND, json.dumps(described), json.dumps(wanted), *ids]
+    wanted = [[places.get(leg.closing, 0), *(numbers[log] for log in leg.logs)] for leg in legs]
+    names = [legs[0].keys.epoch, *logs, *map(line_of, logs), *closings]
+    return names, [within // MILLISECOND, json.dumps(described), json.dumps(wanted)]
 
 
 def _channel(name: str) -> str:

@@ -12,7 +12,7 @@ from redis.backoff import FullJitterBackoff, NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
 from redis.retry import Retry
 
-from dispatcher.redis.errors import UnfitServer
+from dispatcher.redis.errors import ERRORS, UnfitServer
 
 _RETRIES = 1
 _ALONE = "the server of redis_url is no Redis Cluster: write redis://…"
@@ -113,7 +113,7 @@ class Cluster:
                     replies[number] = stuck.get(slot) or _PATIENCE.call_with_retry(
                         partial(self.execute_command, *command(number)), lambda _: None
                     )
-                except (redis.RedisError, redis.exceptions.RedisClusterException) as error:
+                except ERRORS as error:
                     replies[number] = stuck[slot] = error
         return [replies[number] for number in range(len(keys))]
 
