@@ -1,12 +1,13 @@
-"""Plain calls of ``acquire``, sent over a connection of the client's pool, past redis-py.
+"""Calls for permits of one key, sent over a connection of the client's pool, past redis-py.
 
 What redis-py does around a command costs the caller more than the script costs Redis. Decision 0013
-has the figures. Only this call goes this way: everything else is a script of redis-py's.
+has the figures. Groups, and all else that is asked, go redis-py's way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from types import FunctionType, MethodType
 from typing import Any, TypeAlias
 
@@ -25,20 +26,21 @@ Client: TypeAlias = redis.Redis | redis.RedisCluster
 AsyncClient: TypeAlias = redis.asyncio.Redis | redis.asyncio.RedisCluster
 _STAND_IN = "\0"
 """Stands for a caller's key in the names of keys; it occurs in no other part of them."""
-_LAST_WORDS = 4
+_REQUEST_WORDS = 3
 
 
 class _PooledCalls:
     """The connections of one client's pool, and whether plain calls may use them.
 
-    Commands are packed: few bytes differ from call to call.
+    Commands are packed here: few bytes differ from call to call.
     """
 
     def __init__(self, client: Client | AsyncClient, limit_set: LimitSet, sha: str) -> None:
         self._client: Any = client
         self._limit_set = limit_set
         self._sha = sha
-        self._starts: tuple[Words, dict[int, tuple[bytes, bytes]]] = ((), {})
+        self._start = cache(self._packed_start)
+        self._packed_words: tuple[Words, bytes] = ((), b"")
         self._metrics = None if observability is None else observability()
         self._possible = self._metrics is not None and _is_plain(client)
 
@@ -55,45 +57,34 @@ class _PooledCalls:
             and not self._metrics.is_enabled()
         )
 
-    def command(self, key: str, n: int, permit: str, is_new: bool) -> bytes:
-        """Return the command; ``key`` and ``permit`` are ASCII. Raises InvalidValue."""
+    def command(self, key: str, request: Words) -> bytes:
+        """Return the command for a request with one key, in ASCII. Raises InvalidValue."""
         words = self._limit_set.words(self._limit_set.server_ms())
-        words_then, starts = self._starts
-        if words_then is not words:
-            starts = {}
-            self._starts = (words, starts)
+        if self._packed_words[0] is not words:
+            self._packed_words = (words, _packed(self._limit_set.span, *words))
         length = len(key)
-        if (parts := starts.get(length)) is None:
-            parts = starts[length] = self._parts(length, words)
-        start, rest = parts
-        return b"%b%b%b%b" % (
-            start.replace(_STAND_IN.encode() * length, key.encode()),
-            rest,
-            _packed(permit),
-            (_ONE_NEW if is_new else _ONE_AGAIN) if n == 1 else _packed(int(is_new), n, n),
-        )
+        start = self._start(length).replace(_STAND_IN.encode() * length, key.encode())
+        return b"%b%b%b" % (start, self._packed_words[1], _packed(*request))
 
-    def _parts(self, length: int, words: Words) -> tuple[bytes, bytes]:
+    def _packed_start(self, length: int) -> bytes:
+        """Return what comes before the words of the limits, for a key of that length."""
         names = self._limit_set.key_names(_STAND_IN * length)
         start: Words = ("EVALSHA", self._sha, len(names), *names)
-        rest: Words = (self._limit_set.span, *words)
-        many = len(start) + len(rest) + _LAST_WORDS
-        return b"*%d\r\n%b" % (many, _packed(*start)), _packed(*rest)
+        words = self._limit_set.words(self._limit_set.server_ms())
+        number = len(start) + 1 + len(words) + _REQUEST_WORDS
+        return b"*%d\r\n%b" % (number, _packed(*start))
 
 
 class DirectCalls(_PooledCalls):
     """Sends plain calls over connections of one client's pool. Safe to share between threads."""
 
-    def call(self, key: str, n: int, permit: str, is_new: bool) -> Any:
+    def call(self, key: str, request: Words) -> Any:
         """Make a plain call and return its reply; empty where the script is not known.
 
-        ``is_new``: the id was made for this call, so that no earlier call can have used it.
-
-        It is repeated after the same faults and as often as redis-py would. It may have taken its
-        permits, so its id is not new any more. No reply stays unread on a connection. Raises the
-        errors of redis-py.
+        It is repeated after the same faults and as often as redis-py would. No reply stays unread
+        on a connection. Raises the errors of redis-py.
         """
-        command = self.command(key, n, permit, is_new)
+        command = self.command(key, request)
         pool = self._client.connection_pool
         connection = pool.get_connection()
 
@@ -109,13 +100,8 @@ class DirectCalls(_PooledCalls):
                 connection.disconnect()
                 raise
 
-        def failed(_: Exception) -> None:
-            nonlocal command
-            command = self.command(key, n, permit, is_new=False)
-            connection.disconnect()
-
         try:
-            return connection.retry.call_with_retry(ask, failed)
+            return connection.retry.call_with_retry(ask, lambda _: connection.disconnect())
         finally:
             pool.release(connection)
 
@@ -123,8 +109,8 @@ class DirectCalls(_PooledCalls):
 class AsyncDirectCalls(_PooledCalls):
     """:class:`DirectCalls` for clients of ``redis.asyncio``."""
 
-    async def call(self, key: str, n: int, permit: str, is_new: bool) -> Any:
-        command = self.command(key, n, permit, is_new)
+    async def call(self, key: str, request: Words) -> Any:
+        command = self.command(key, request)
         pool = self._client.connection_pool
         connection = await pool.get_connection()
 
@@ -135,25 +121,16 @@ class AsyncDirectCalls(_PooledCalls):
             except NoScriptError:
                 return ()
 
-        async def failed(_: Exception) -> None:
-            nonlocal command
-            command = self.command(key, n, permit, is_new=False)
-            await connection.disconnect()
-
         try:
-            return await connection.retry.call_with_retry(ask, failed)
+            return await connection.retry.call_with_retry(ask, lambda _: connection.disconnect())
         finally:
             await pool.release(connection)
 
 
 def _packed(*words: str | int | bytes) -> bytes:
     """Return words of a command as they are sent, but for the line with their number."""
-    encoded = [each if isinstance(each, bytes) else str(each).encode() for each in words]
-    return b"".join([b"$%d\r\n%b\r\n" % (len(each), each) for each in encoded])
-
-
-_ONE_NEW = _packed(1, 1, 1)
-_ONE_AGAIN = _packed(0, 1, 1)
+    encoded = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded])
 
 
 def _is_plain(client: Client | AsyncClient) -> bool:
@@ -184,5 +161,5 @@ def _is_redis_pys(method: Callable[..., object]) -> bool:
     return is_bare and _is_in_redis_py(function)
 
 
-def _is_in_redis_py(found: object) -> bool:
-    return str(getattr(found, "__module__", None)).partition(".")[0] == "redis"
+def _is_in_redis_py(part: object) -> bool:
+    return str(getattr(part, "__module__", None)).partition(".")[0] == "redis"

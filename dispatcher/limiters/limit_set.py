@@ -6,12 +6,12 @@ import hashlib
 import os
 import re
 from base64 import urlsafe_b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from operator import attrgetter
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from redis.crc import key_slot
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 OnError = Literal["raise", "unknown", "allow"]
 Keys: TypeAlias = str | Sequence[str]
 """One key for all limits, or one for each of them, in order."""
-Reply: TypeAlias = Sequence[int]
+Reply: TypeAlias = Sequence[Any]
 Words: TypeAlias = Sequence[str | int | bytes]
 
 _MOST_KEPT_AT_ONCE = 1_000
@@ -224,24 +224,24 @@ class LimitSet:
         # Those of a zone name the coming windows too, so they hold for the length of the shortest.
         turn = now_ms // self._words_kept_ms
         if self._kept_words[0] != turn:
-            self._kept_words = (turn, self.words_of(now_ms, self.parts))
+            self._kept_words = (turn, self.words_of(now_ms, [(part, 0) for part in self.parts]))
         return self._kept_words[1]
 
-    def words_of(self, now_ms: int, parts: Sequence[Algorithm], turns: Sequence[int] = ()) -> Words:
-        """Return what the scripts read of these limits; ``turns``: ``further`` of each."""
+    def words_of(self, now_ms: int, limits: Iterable[tuple[Algorithm, int]]) -> Words:
+        """Return what the scripts read of these limits, each given with its ``further``."""
         words: list[str | int | bytes] = []
-        for part, further in zip(parts, turns or [0] * len(parts), strict=True):
+        for part, further in limits:
             words += (part.kind, *part.words(now_ms, further))
         return words
 
     def decision(
         self, now_ms: int, reply: Reply, permit: str, chosen: Sequence[int] | None = None
     ) -> Decision:
-        """Return the decision for the integers of one request in a reply.
+        """Return the decision that a reply tells of one request.
 
         ``permit`` is empty where none were asked for, ``chosen`` are the limits of the request.
         """
-        granted, wait, index, left, whole, _, *refused = reply
+        granted, wait, index, left, whole, *refused = reply
         chosen = self._all if chosen is None else chosen
         position = chosen[index - 1] if chosen else 0
         most = self._mosts[position] if chosen else 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import logging
 import random
 import threading
@@ -65,9 +66,7 @@ _LONGEST_PAUSE_FOR_HOLDS = 0.1  # a hold may be returned long before it ends
 _TRIES = 3
 _MOST_IN_A_SCRIPT = 500
 """The most work of one script, but for a single request: requests, and single permits."""
-_ANY = -1
-_FIXED = 6  # integers for one request, before its refusals
-_LOOK_UP, _PEEK = 0, 2  # what the script does about the id of a request
+_PEEK = ""  # the id of no permit: nothing is taken
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +132,7 @@ class Operations(ABC):
     def _decorated(self, function: Callable[P, T], block: Callable[..., Any]) -> Callable[P, T]: ...
 
     @abstractmethod
-    async def _call(self, command: Callable[..., Any], *words: Any) -> Reply: ...
+    async def _call(self, command: Callable[..., Any], *words: Any) -> Any: ...
 
     @abstractmethod
     async def _sleep(self, seconds: float) -> None: ...
@@ -188,16 +187,24 @@ class Operations(ABC):
             waited = True
             await self._sleep(pause)
 
-    async def _ask(
-        self, keys: Keys, n: int, permit: str, *, least: int, mode: int = _LOOK_UP
-    ) -> Decision:
-        limit_set, names = self._limit_set, self._limit_set.key_names(keys)
+    async def _ask(self, keys: Keys, n: int, permit: str, *, least: int) -> Decision:
+        limit_set, request = self._limit_set, (permit, n, least)
+        if type(keys) is str and keys.isascii() and self._direct.open:
+            reply = await self._call(self._direct.call, keys, request)
+            if len(reply) > 1:  # else it must be called in the ordinary way
+                return limit_set.decision(reply[0], reply[1:], permit)
         now, *reply = await self._reply(
             "limits_acquire",
-            names,
-            lambda now: (limit_set.span, *limit_set.words(now), permit, mode, n, least),
+            limit_set.key_names(keys),
+            lambda now: (limit_set.span, *limit_set.words(now), *request),
         )
         return limit_set.decision(now, reply, permit)
+
+    async def _answered(self, asking: Awaitable[Decision], permit: str) -> Decision:
+        try:
+            return await asking
+        except LimitersUnavailable as error:
+            return self._limit_set.unknown(error, permit)
 
     async def _reply(
         self, script: str, names: Sequence[str], words: Callable[[int], Words]
@@ -205,7 +212,7 @@ class Operations(ABC):
         """Ask, and ask again with other calendar periods where the server's time needs them."""
         for _ in range(_TRIES):
             now_ms = self._limit_set.server_ms()
-            reply = await self._call(self._script(script), names, words(now_ms))
+            reply: Reply = await self._call(self._script(script), names, words(now_ms))
             if len(reply) > 1:
                 return reply
             self._limit_set.shift_ms += reply[0] - now_ms
@@ -230,12 +237,12 @@ class Operations(ABC):
         names = self._state_names(keys, "concurrency", "a Concurrency")
         lengths = [part.hold_ms for part in self.limits if part.hold_ms]
         script = self._script("limits_holds")
-        [done] = await self._call(script, names, (checked(permit), *lengths))
-        return done == 1
+        renewed: int = await self._call(script, names, (checked(permit), *lengths))
+        return renewed == 1
 
     async def _end_holds(self, keys: Keys, permit: str) -> int:
         names = self._state_names(keys, "concurrency", "a Concurrency")
-        [ended] = await self._call(self._script("limits_holds"), names, (checked(permit),))
+        ended: int = await self._call(self._script("limits_holds"), names, (checked(permit),))
         return ended
 
     def _state_names(self, keys: Keys, kind: str, accepted: str) -> list[str]:
@@ -283,13 +290,13 @@ class Operations(ABC):
         )
 
     async def _acquire_part(
-        self, part: Sequence[_CheckedRequest], ahead: Counter[str], left: dict[str, int]
+        self, part: Sequence[_CheckedRequest], standings: dict[str, Sequence[int]]
     ) -> list[Decision]:
         """Take permits for a part of a group, in one script.
 
-        By the names of states: ``ahead`` counts the permits for which earlier requests were
-        refused, which come before later ones; ``left`` is how many the group may still get, since
-        those that become free are for requests refused before.
+        ``standings`` are of states, by their names: for how many permits earlier requests were
+        refused, which come before later ones; and how many the group may still get, since those
+        that become free are for requests refused before.
         """
         limit_set = self._limit_set
         limit_of = {
@@ -297,44 +304,35 @@ class Operations(ABC):
             for request in part
             for index, state in zip(request.limits, request.states, strict=True)
         }
-        due, number_of = ahead.copy(), dict(zip(limit_of, count(1)))
-        words: list[str | int] = []
-        for state in limit_of:
-            words += (ahead[state], left.get(state, _ANY))
+        before = [standings.get(state, (0, limit.most)) for state, limit in limit_of.items()]
+        due = Counter({state: ahead for state, (ahead, _) in zip(limit_of, before, strict=True)})
+        number_of = dict(zip(limit_of, count(1)))
+        requests = []
         for request in part:
             is_whole = len(request.limits) == len(self.limits)
             of = "" if is_whole else f",{','.join(str(index + 1) for index in request.limits)},"
-            words += (request.permit, _LOOK_UP, request.n, request.n, of, len(request.limits))
-            words += [number_of[state] for state in request.states]
+            numbers = [number_of[state] for state in request.states]
+            requests.append([request.permit, request.n, of, numbers])
             due.update(
                 {state: request.n for state in request.states if request.n <= limit_of[state].most}
             )
-        turns = [
-            ceil(due[state] / limit.most) if limit.aligned else 0
+        limits = [
+            (limit, ceil(due[state] / limit.most) if limit.aligned else 0)
             for state, limit in limit_of.items()
         ]
         key = next((request.keys[0] for request in part if request.keys), "")
-
-        def words_at(now_ms: int) -> Words:
-            of_limits = limit_set.words_of(now_ms, [*limit_of.values()], turns)
-            return (limit_set.span, *of_limits, *words)
-
         names = [*limit_set.permit_names(key), *limit_of]
-        now, *reply = await self._reply("limits_acquire", names, words_at)
-        decisions, begin = list[Decision](), 0
-        for request in part:
-            refusals = begin + _FIXED
-            end = refusals + 2 * reply[refusals - 1]
-            decision = limit_set.decision(now, reply[begin:end], request.permit, request.limits)
-            decisions.append(decision)
-            for index, wait in zip(
-                reply[refusals:end:2], reply[refusals + 1 : end : 2], strict=True
-            ):
-                if wait > 0 and decision.state is not State.OVERSIZED:
-                    ahead[request.states[index - 1]] += request.n
-            begin = end
-        left.update(zip(limit_of, reply[begin:], strict=True))
-        return decisions
+        text = json.dumps([before, requests])
+        now, *replies, after = await self._reply(
+            "limits_acquire",
+            names,
+            lambda now: (limit_set.span, *limit_set.words_of(now, limits), text),
+        )
+        standings.update(zip(limit_of, after, strict=True))
+        return [
+            limit_set.decision(now, reply, request.permit, request.limits)
+            for request, reply in zip(part, replies, strict=True)
+        ]
 
 
 def _at_once(
@@ -396,28 +394,15 @@ class Limiter(Operations):
         is certain that they will not be in time.
         """
         patience = _patience_of(wait, timeout)
-        is_new = permit is None
         permit = new_id() if permit is None else checked(permit)
-        try:
-            if patience is None and type(keys) is str and keys.isascii() and permit.isascii():
-                check_permits(n, self.limits)
-                if self._direct.open:
-                    reply = await self._call(self._direct.call, keys, n, permit, is_new)
-                    if len(reply) > 1:  # else it must be called in the ordinary way
-                        return self._limit_set.decision(reply[0], reply[1:], permit)
-            return await self._take(keys, n, permit, patience)
-        except LimitersUnavailable as error:
-            return self._limit_set.unknown(error, permit)
+        return await self._answered(self._take(keys, n, permit, patience), permit)
 
     @_at_once
     async def acquire_up_to(self, keys: Keys, n: int, *, permit: str | None = None) -> Decision:
         """Take as many of ``n`` permits as every limit gives now; ``granted`` says how many."""
         check_permits(n, self.limits, whole=False)
         permit = new_id() if permit is None else checked(permit)
-        try:
-            return await self._ask(keys, n, permit, least=min(n, 1))
-        except LimitersUnavailable as error:
-            return self._limit_set.unknown(error, permit)
+        return await self._answered(self._ask(keys, n, permit, least=min(n, 1)), permit)
 
     @_at_once
     async def acquire_each(self, requests: Sequence[Request]) -> list[Decision]:
@@ -432,10 +417,10 @@ class Limiter(Operations):
             raise InvalidValue("requests", kind_of(requests), _REQUESTS)
         group = [self._checked(request) for request in requests]
         self._limit_set.check_group([request.keys for request in group])
-        ahead, left, decisions = Counter[str](), dict[str, int](), list[Decision]()
+        standings, decisions = dict[str, Sequence[int]](), list[Decision]()
         for part in _parts(group):
             try:
-                decisions += await self._acquire_part(part, ahead, left)
+                decisions += await self._acquire_part(part, standings)
             except LimitersUnavailable as error:
                 rest = group[len(decisions) :]
                 return decisions + [
@@ -447,10 +432,7 @@ class Limiter(Operations):
     async def peek(self, keys: Keys, n: int = 1) -> Decision:
         """Return what ``acquire`` would answer now, without taking permits."""
         check_permits(n, self.limits)
-        try:
-            return await self._ask(keys, n, "", least=n, mode=_PEEK)
-        except LimitersUnavailable as error:
-            return self._limit_set.unknown(error, "")
+        return await self._answered(self._ask(keys, n, _PEEK, least=n), _PEEK)
 
     @_at_once
     async def give_back(self, keys: Keys, permit: str) -> int:
@@ -464,7 +446,7 @@ class Limiter(Operations):
         _, returned = await self._reply(
             "limits_give_back", names, lambda now: (limit_set.span, permit, *limit_set.words(now))
         )
-        return returned
+        return int(returned)
 
     @_at_once
     async def reset(self, keys: Keys) -> None:
@@ -500,7 +482,7 @@ class Limiter(Operations):
         if until is not None and until > _LATEST:
             raise InvalidValue("until", quoted(until), "a time before the year 9999")
         until_ms = 0 if until is None else max(0, to_ms(until))
-        [ends] = await self._call(self._script("limits_close"), names, (ms, until_ms))
+        ends = await self._call(self._script("limits_close"), names, (ms, until_ms))
         return from_ms(ends)
 
     @contextmanager
@@ -552,9 +534,9 @@ class Limiter(Operations):
             return cast("Callable[P, T]", generating)
         return limited
 
-    async def _call(self, command: Callable[..., Any], *words: Any) -> Reply:
+    async def _call(self, command: Callable[..., Any], *words: Any) -> Any:
         with translated:
-            return _as_reply(command(*words))
+            return command(*words)
 
     async def _sleep(self, seconds: float) -> None:
         self._limit_set.clock.sleep(seconds)
@@ -627,9 +609,9 @@ class AsyncLimiter(Operations):
             raise InvalidValue("function", "it is not awaited", accepted)
         return cast("Callable[P, T]", limited)
 
-    async def _call(self, command: Callable[..., Any], *words: Any) -> Reply:
+    async def _call(self, command: Callable[..., Any], *words: Any) -> Any:
         with translated:
-            return _as_reply(await command(*words))
+            return await command(*words)
 
     async def _sleep(self, seconds: float) -> None:
         """Wait by the clock; one that a test moves lets the others of its loop go on."""
@@ -690,10 +672,6 @@ def _generating(
 
 def _is_called_as(function: object, *kinds: Callable[[Any], bool]) -> bool:
     return any(kind(function) or kind(getattr(function, "__call__", None)) for kind in kinds)  # noqa: B004 - asks of which kind it is
-
-
-def _as_reply(answer: Any) -> Reply:
-    return (answer,) if isinstance(answer, int) else answer
 
 
 def _patience_of(wait: bool, timeout: timedelta | float | None) -> float | None:

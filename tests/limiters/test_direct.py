@@ -275,8 +275,8 @@ def test_commands_are_packed_as_by_redis_py(
     limit_set = limiter._limit_set
     names, sha = limit_set.key_names(key), "5" * 40
     calls = DirectCalls(redis_client, limit_set, sha)
-    for n, permit, new in ((1, "p" * 20, True), (12, "order 17", False)):
-        words = (limit_set.span, *limit_set.words(limit_set.server_ms()), permit, int(new), n, n)
+    for request in (("p" * 20, 1, 1), ("order 17 é", 12, 1)):
+        words = (limit_set.span, *limit_set.words(limit_set.server_ms()), *request)
         expected = connection.pack_command("EVALSHA", sha, len(names), *names, *words)
-        assert calls.command(key, n, permit, new) == b"".join(expected)
+        assert calls.command(key, request) == b"".join(expected)
     redis_client.connection_pool.release(connection)

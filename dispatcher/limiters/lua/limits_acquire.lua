@@ -2,19 +2,20 @@
 --
 -- KEYS  1, 2 remembered permits, HASHes   3... state of each limit
 -- ARGV  1 span for which permits are remembered, ms   2... per limit: kind, words
---       then, of a single request for all limits: permit id; 0 if it may have been used before, 1 if
---       not, 2 to take nothing; permits wanted, 0 or more; the least that is of use
---       or, of a group, per limit: permits for which earlier scripts of the group refused requests;
---       how many it may still give to the group at most, -1: any number; then per request the four
---       words as above, its limits among those of the set (",1,3,"; "": all), how many limits, and
---       which: 1 for that of KEYS[3]
+--       then, of a single request for all limits: permit id, '' to take nothing; permits wanted, 0 or
+--       more; the least that is of use
+--       or, of a group, JSON of two lists: per limit, for how many permits earlier scripts of the group
+--       refused requests, and how many it may still give to the group; per request, its permit id,
+--       permits wanted, its limits among those of the set (",1,3,"; "": all), and which these are: 1
+--       for that of KEYS[3]
 -- Reply {now}   the calendar periods of a limit do not cover the present
---       or now, ms, and per request: permits granted; wait in ms until the least that is of use is
+--       or now, ms, and what was decided: permits granted; wait in ms until the least that is of use is
 --       free, when those refused before it go first, 0: it is allowed, -1: never; which of its limits
 --       decides, from 1: the one it waits for, or the one with the least room; permits left there; ms
---       until nothing that was taken there counts any more; how many of its limits refused, and of
---       each: which, and the wait there, as above
---       then, of a group, per limit: how many it may still give to the group, -1: any number
+--       until nothing that was taken there counts any more; of each of its limits that refused: which,
+--       and the wait there, as above
+--       or, of a group, now, such a list per request, and what the next script of the group needs per
+--       limit, as above
 --
 -- Idempotent by permit id, for as long as it is remembered; a hold that has ended since is taken
 -- anew, or refused. A refused request takes nothing, nor does one for 0 permits.
@@ -37,18 +38,9 @@ local function tightest(mine)
   return index, room
 end
 
--- Take permits of which there is room; say how many are left, and when none counts any more.
-local function take(mine, id, n, index, room)
-  for number = 1, #mine do
-    local limit = mine[number]
-    limit.kind.take(limit, n, id)
-    limit.free = limit.free - n
-  end
-  if span > 0 then
-    remember(id, n, mine.of)
-  end
-  local decides = mine[index]
-  return room < math.huge and room - n or 0, decides and decides.kind.whole(decides) or 0
+local function take(limit, id, n)
+  limit.kind.take(limit, n, id)
+  limit.free = limit.free - n
 end
 
 -- The permits of that id which count already: as remembered, held, or in the longest log.
@@ -75,8 +67,7 @@ local function hold_again(mine, id, n)
   end
   for _, limit in ipairs(mine) do
     if limit.held == 0 then
-      limit.kind.take(limit, n, id)
-      limit.free = limit.free - n
+      take(limit, id, n)
     end
   end
   return true
@@ -106,60 +97,56 @@ local function refusing(mine, least, again)
   return refusals, longest, index
 end
 
--- Take what a request wants, whose words begin at ARGV[at], and append what the reply says of it.
-local function answer(reply, mine, at)
-  local id, wanted, least = ARGV[at], tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
+-- Take what a request wants; return what the reply says of it.
+local function decide(mine, id, wanted, least)
   local index, room = tightest(mine)
-  local granted = ARGV[at + 1] == '0' and wanted > 0 and taken_before(mine, id) or 0
-  local refusals, wait, left, whole = {}, 0, nil, nil
-  if granted == 0 and wanted > 0 and room >= least and ARGV[at + 1] ~= '2' then
-    granted = math.min(wanted, room)
-    left, whole = take(mine, id, granted, index, room)
-  else
-    if granted == 0 and wanted > 0 and room < least then
-      refusals, wait, index = refusing(mine, least, false)
-    elseif granted > 0 and not hold_again(mine, id, granted) then
+  local granted = id ~= '' and wanted > 0 and taken_before(mine, id) or 0
+  local refusals, wait = {}, 0
+  if granted > 0 then
+    if hold_again(mine, id, granted) then
+      index = tightest(mine)
+    else
       refusals, wait, index = refusing(mine, granted, true)
       granted = 0
-    elseif granted > 0 then
-      index = tightest(mine)
     end
-    local decides = mine[index]
-    left = decides and decides.room < math.huge and math.max(0, decides.room) or 0
-    whole = decides and decides.kind.whole(decides) or 0
+  elseif wanted > 0 and room < least then
+    refusals, wait, index = refusing(mine, least, false)
+  elseif wanted > 0 and id ~= '' then
+    granted = math.min(wanted, room)
+    for number = 1, #mine do
+      take(mine[number], id, granted)
+    end
+    if span > 0 then
+      remember(id, granted, mine.of)
+    end
   end
-  local base = #reply
-  reply[base + 1], reply[base + 2], reply[base + 3], reply[base + 4], reply[base + 5] =
-    granted, wait, index, left, whole
-  reply[base + 6] = #refusals / 2
-  for number = 1, #refusals do
-    reply[base + 6 + number] = refusals[number]
-  end
+  local decides = mine[index]
+  local left = decides and decides.free < math.huge and math.max(0, decides.free) or 0
+  local whole = decides and decides.kind.whole(decides) or 0
+  return {granted, wait, index, left, whole, unpack(refusals)}
 end
 
+if #ARGV > at then
+  return {now, unpack(decide(limits, ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])))}
+end
+
+local standings, requests = unpack(cjson.decode(ARGV[at]))
+for number, limit in ipairs(limits) do
+  local ahead, most = unpack(standings[number])
+  limit.ahead = ahead
+  limit.free = limit.count > 0 and math.min(limit.room, most) or limit.room
+end
 local reply = {now}
-if #ARGV == at + 3 then
-  answer(reply, limits, at)
-  return reply
-end
-
-for number = 1, #limits do
-  local limit, cap = limits[number], tonumber(ARGV[at + 1])
-  limit.ahead = tonumber(ARGV[at])
-  limit.free = cap >= 0 and math.min(limit.room, cap) or limit.room
-  at = at + 2
-end
-while at <= #ARGV do
-  local mine, many = {}, tonumber(ARGV[at + 5])
-  for number = 1, many do
-    mine[number] = limits[tonumber(ARGV[at + 5 + number])]
+for _, request in ipairs(requests) do
+  local id, wanted, of, numbers = unpack(request)
+  local mine = {of = of ~= '' and of or nil}
+  for _, number in ipairs(numbers) do
+    mine[#mine + 1] = limits[number]
   end
-  mine.of = ARGV[at + 4] ~= '' and ARGV[at + 4] or nil
-  answer(reply, mine, at)
-  at = at + 6 + many
+  reply[#reply + 1] = decide(mine, id, wanted, wanted)
 end
-for number = 1, #limits do
-  local left = limits[number].free
-  reply[#reply + 1] = left < math.huge and math.max(0, left) or -1
+for number, limit in ipairs(limits) do
+  standings[number] = {limit.ahead, limit.count > 0 and limit.free or 0}
 end
+reply[#reply + 1] = standings
 return reply
