@@ -6,6 +6,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Self, TypeVar
 from uuid import UUID
 
@@ -112,12 +113,20 @@ class Database:
     def one_of(self, column: sa.Column[Any], values: Sequence[Any]) -> sa.ColumnElement[bool]:
         return column == values[0] if len(values) == 1 else self.backend.one_of(column, values)
 
-    def run(self, work: Callable[[sa.Connection], T], *, once: bool = False) -> T:
-        """Do a piece of work. With ``once`` not again when the connection breaks."""
+    def run(
+        self, work: Callable[[sa.Connection], T], *, once: bool = False, begin: str | None = None
+    ) -> T:
+        """Do a piece of work, in a transaction where a statement to ``begin`` it is given.
+
+        With ``once`` not again when the connection breaks.
+        """
         broken = conflicts = 0
         while True:
             try:
-                with self.engine.connect() as connection:
+                with (
+                    self.engine.connect() as connection,
+                    transaction(connection, begin) if begin else nullcontext(),
+                ):
                     return work(connection)
             except (StatementError, PoolTimeout) as error:
                 if was_conflict(error):
@@ -147,11 +156,7 @@ class Database:
         return self.run(work)
 
     def transact(self, work: Callable[[sa.Connection], T], *, once: bool = False) -> T:
-        def whole(connection: sa.Connection) -> T:
-            with transaction(connection, self.backend.begin):
-                return work(connection)
-
-        return self.run(whole, once=once)
+        return self.run(work, once=once, begin=self.backend.begin)
 
     def read(self, query: sa.Select[*tuple[Any, ...]]) -> Sequence[sa.Row[*tuple[Any, ...]]]:
         return self.run(lambda connection: connection.execute(query).all())
