@@ -137,7 +137,7 @@ docs: $(READY) ## Build the documentation into site/; a broken link fails the bu
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 openapi: $(READY) ## Write the OpenAPI document of the HTTP API into the package
-	$(BIN)/python -m dispatcher.web > openapi.json.new && mv openapi.json.new dispatcher/web/openapi.json
+	$(BIN)/python -m docs.openapi > openapi.json.new && mv openapi.json.new dispatcher/web/openapi.json
 
 format: $(READY) ## Format the code
 	$(BIN)/ruff format .

@@ -1,25 +1,21 @@
-"""The HTTP API: its endpoints, what stands before and after every call, the OpenAPI document.
-
-The document is what FastAPI draws from the functions, and what they have in common.
-"""
+"""The HTTP API: its endpoints, and what stands before and after every call."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine
 from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass
-from functools import partial, wraps
+from functools import cache, partial, wraps
+from importlib.resources import files
 from inspect import iscoroutinefunction
 from itertools import chain
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
 from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -37,14 +33,12 @@ from dispatcher.telemetry.journal import digest_with
 from dispatcher.web import calls, models
 from dispatcher.web.access import RATE, Admission, Auth, Right
 from dispatcher.web.bounds import Streams, Threads
-from dispatcher.web.context import KEY_HEADER, Context, problem_for
+from dispatcher.web.context import Context, problem_for
 from dispatcher.web.problems import THE_CALL, Refused, bounded, check_is_utf8, invalid
 
 log = logging.getLogger(__name__)
 
 PREFIX = "/v1"
-_JSON = "application/json"
-_NDJSON = "application/x-ndjson"
 
 
 class _AnyName(PathConvertor):
@@ -60,30 +54,17 @@ register_url_convertor("any_name", _AnyName())
 class Endpoint:
     """One endpoint of the API. Its id in the document is the name of its ``function``.
 
-    ``path``: below ``/v1``. ``answer``: the model of its JSON. ``rights`` are checked before a body
-    is read. ``status``: that of success. ``stream``, in place of an answer: a media type, and the
-    model of a line or an event. ``body``: the media type and the model of a body, which
-    ``function`` reads itself; ``may_be_empty``: a call may have none. ``problems``: statuses of
-    problems beside those of every call, and of every body. ``headers``: headers of success beside
-    those of every answer. ``takes_idempotency_key``: a repeat with its key is answered by what the
-    first call made. ``most_bytes`` of a body: None for any number, 0 for those of one message.
-    ``is_long``: a call that changes nothing and may take many times as long as a submit; it shares
-    the threads for such calls. ``is_unbound``: not for keys that are bound to channels or a scope.
+    ``path``: below ``/v1``. ``rights`` are checked before a body is read. ``most_bytes`` of a body:
+    None for any number, 0 for those of one message. ``is_long``: a call that changes nothing and
+    may take many times as long as a submit; it shares the threads for such calls. ``is_unbound``:
+    not for keys that are bound to channels or a scope.
     """
 
     method: str
     path: str
     function: Callable[..., Any]
-    answer: type[models.Out] | None
     rights: tuple[Right, ...]
     _: KW_ONLY
-    status: int = 200
-    stream: tuple[str, type[BaseModel]] | None = None
-    body: tuple[str, type[BaseModel]] | None = None
-    may_be_empty: bool = False
-    problems: tuple[int, ...] = ()
-    headers: tuple[str, ...] = ()
-    takes_idempotency_key: bool = False
     most_bytes: int | None = 0
     is_long: bool = False
     is_unbound: bool = False
@@ -93,125 +74,43 @@ class Endpoint:
         return self.function.__name__
 
 
-_edit = partial(Endpoint, answer=models.MessageOut, problems=(404, 409, 412), headers=("ETag",))
 _unbound = partial(Endpoint, is_unbound=True)
 _MESSAGE = "/messages/{message_id}"
 _SCOPE = "/scopes/{kind}/{scope:any_name}"
 _RECIPIENT = "/suppressions/{recipient:any_name}"
 _PAUSE = "/pauses/{kind}/{name:any_name}"
-_READ, _WRITE, _OPERATE = Right.MESSAGES_READ, Right.MESSAGES_WRITE, Right.OPERATE
-_READ_RECIPIENTS, _SUPPRESS = Right.RECIPIENTS_READ, Right.SUPPRESSIONS_WRITE
+_READ, _WRITE, _OPERATE = (Right.MESSAGES_READ,), (Right.MESSAGES_WRITE,), (Right.OPERATE,)
+_READ_RECIPIENTS, _SUPPRESS = (Right.RECIPIENTS_READ,), (Right.SUPPRESSIONS_WRITE,)
 
 ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint("POST", "/messages", calls.submit, _WRITE),
+    Endpoint("POST", "/messages/batch", calls.submit_batch, _WRITE, most_bytes=None),
+    Endpoint("POST", "/plans", calls.plan, _WRITE, most_bytes=2_000_000, is_long=True),
+    Endpoint("GET", "/messages", calls.list_messages, _READ, is_long=True),
+    Endpoint("GET", "/counts", calls.counts, _READ, is_long=True),
+    Endpoint("GET", _MESSAGE, calls.get, _READ),
+    Endpoint("PATCH", _MESSAGE, calls.update, _WRITE),
+    Endpoint("DELETE", _MESSAGE, calls.cancel, (Right.MESSAGES_CANCEL,)),
+    Endpoint("POST", f"{_MESSAGE}/reschedule", calls.reschedule, _WRITE),
+    Endpoint("POST", f"{_MESSAGE}/retry", calls.retry, _OPERATE),
+    Endpoint("POST", f"{_MESSAGE}/release", calls.release, _OPERATE),
+    Endpoint("POST", f"{_MESSAGE}/drop", calls.drop, _OPERATE),
     Endpoint(
-        "POST", "/messages", calls.submit, models.MessageOut, (_WRITE,),
-        status=201, body=(_JSON, models.NewMessage), problems=(409,), headers=("Location",),
-        takes_idempotency_key=True,
+        "GET", f"{_SCOPE}/timeline", calls.timeline, (*_READ, *_READ_RECIPIENTS), is_long=True
     ),
-    Endpoint(
-        "POST", "/messages/batch", calls.submit_batch, None, (_WRITE,),
-        body=(_NDJSON, models.NewMessageLine), stream=(_NDJSON, models.VerdictOut),
-        problems=(415,), most_bytes=None,
-    ),
-    Endpoint(
-        "POST", "/plans", calls.plan, models.PlanOut, (_WRITE,), body=(_JSON, models.Plans),
-        problems=(409,), most_bytes=2_000_000, is_long=True,
-    ),
-    Endpoint(
-        "GET", "/messages", calls.list_messages, models.MessagesOut, (_READ,),
-        headers=("Link",), is_long=True,
-    ),
-    Endpoint("GET", "/counts", calls.counts, models.CountsOut, (_READ,), is_long=True),
-    Endpoint(
-        "GET", _MESSAGE, calls.get, models.MessageOut, (_READ,), problems=(404,),
-        headers=("ETag",),
-    ),
-    _edit(
-        "PATCH", _MESSAGE, calls.update, rights=(_WRITE,), body=(_JSON, models.MessageChange)
-    ),
-    _edit("DELETE", _MESSAGE, calls.cancel, rights=(Right.MESSAGES_CANCEL,)),
-    _edit(
-        "POST", f"{_MESSAGE}/reschedule", calls.reschedule, rights=(_WRITE,),
-        body=(_JSON, models.NewTime),
-    ),
-    _edit(
-        "POST", f"{_MESSAGE}/retry", calls.retry, rights=(_OPERATE,),
-        body=(_JSON, models.Retry), may_be_empty=True,
-    ),
-    _edit("POST", f"{_MESSAGE}/release", calls.release, rights=(_OPERATE,)),
-    _edit(
-        "POST", f"{_MESSAGE}/drop", calls.drop, rights=(_OPERATE,),
-        body=(_JSON, models.Drop), may_be_empty=True,
-    ),
-    Endpoint(
-        "GET", f"{_SCOPE}/timeline", calls.timeline, models.TimelineOut,
-        (_READ, _READ_RECIPIENTS), is_long=True,
-    ),
-    Endpoint("GET", f"{_SCOPE}/next-slot", calls.next_slot, models.SlotOut, (_READ,)),
-    _unbound(
-        "GET", _RECIPIENT, calls.suppressions, models.SuppressionsOut, (_READ_RECIPIENTS,)
-    ),
-    _unbound(
-        "PUT", _RECIPIENT, calls.suppress, models.SuppressedOut, (_SUPPRESS,),
-        body=(_JSON, models.SuppressionIn), may_be_empty=True,
-    ),
-    _unbound("DELETE", _RECIPIENT, calls.unsuppress, models.SuppressionsOut, (_SUPPRESS,)),
-    _unbound(
-        "POST", "/erasures", calls.erase, models.ErasedOut, (_OPERATE,),
-        body=(_JSON, models.ErasureIn),
-    ),
-    _unbound("GET", "/pauses", calls.pauses, models.PausesOut, (_OPERATE,)),
-    _unbound("PUT", _PAUSE, calls.pause, models.PausesOut, (_OPERATE,)),
-    _unbound("DELETE", _PAUSE, calls.resume, models.PausesOut, (_OPERATE,)),
-    _unbound("GET", "/status", calls.status, models.StatusOut, (_OPERATE,), is_long=True),
-    _unbound("GET", "/load", calls.load, models.LoadOut, (_OPERATE,), is_long=True),
-    _unbound(
-        "GET", "/refusals", calls.refusals, models.RefusalsOut, (_OPERATE,), is_long=True
-    ),
-    Endpoint(
-        "GET", "/events", calls.events, None, (_READ,),
-        stream=("text/event-stream", models.EventOut), problems=(404,),
-    ),
-)  # fmt: skip
-
-
-_OF_ALL = (400, 401, 403, 422, 429, 500, 503)
-_TITLES = {
-    400: "The call cannot be read",
-    401: "No valid key",
-    403: "The key has no right to this",
-    404: "No such message, or nothing is kept of it",
-    409: "The time does not fit, or the message cannot be changed any more",
-    412: "The message has changed since it was read",
-    413: "The call is too long",
-    415: "The media type is not supported",
-    422: "A value is refused, or an idempotency key belongs to another message",
-    429: "The key's limit is reached",
-    500: "The call failed, or whether it was made is not known",
-    503: "A server does not answer; repeat the call",
-}
-_HEADERS = {
-    name: {"description": text, "schema": {"type": "string"}}
-    for name, text in {
-        "ETag": "For `If-Match` of a change, and for `If-None-Match`.",
-        "Idempotency-Replayed": "`true` where an earlier call with the key made the message.",
-        "Link": 'With `rel="next"`, the next page.',
-        "Location": "The path of the message.",
-        "RateLimit": "How many calls are left.",
-        "RateLimit-Policy": "How many calls the key allows, in how many seconds.",
-        "Retry-After": "After how many seconds to call again.",
-        "WWW-Authenticate": "The scheme of the key.",
-    }.items()
-}
-_OF_LIMITS = ("RateLimit", "RateLimit-Policy")
-_OF_PROBLEMS: Mapping[int, tuple[str, ...]] = {
-    401: ("WWW-Authenticate",),
-    409: (*_OF_LIMITS, "Retry-After"),
-    429: (*_OF_LIMITS, "Retry-After"),
-    503: (*_OF_LIMITS, "Retry-After"),
-}
-"""Headers of problems, by status; of another one those of limits."""
-_KEY = {"name": KEY_HEADER, "in": "header", "required": False, "schema": {"type": "string"}}
+    Endpoint("GET", f"{_SCOPE}/next-slot", calls.next_slot, _READ),
+    _unbound("GET", _RECIPIENT, calls.suppressions, _READ_RECIPIENTS),
+    _unbound("PUT", _RECIPIENT, calls.suppress, _SUPPRESS),
+    _unbound("DELETE", _RECIPIENT, calls.unsuppress, _SUPPRESS),
+    _unbound("POST", "/erasures", calls.erase, _OPERATE),
+    _unbound("GET", "/pauses", calls.pauses, _OPERATE),
+    _unbound("PUT", _PAUSE, calls.pause, _OPERATE),
+    _unbound("DELETE", _PAUSE, calls.resume, _OPERATE),
+    _unbound("GET", "/status", calls.status, _OPERATE, is_long=True),
+    _unbound("GET", "/load", calls.load, _OPERATE, is_long=True),
+    _unbound("GET", "/refusals", calls.refusals, _OPERATE, is_long=True),
+    Endpoint("GET", "/events", calls.events, _READ),
+)
 _DOCUMENT = f"{PREFIX}/openapi.json"
 _MOST_THREADS, _LISTEN_THREADS = 16, 4
 """Calls, and reads of events, at a time. The store has 32 connections; the page uses some, too."""
@@ -219,19 +118,22 @@ _LONG_THREADS, _LONG_THREADS_OF_ONE = 2, 1
 """Long calls at a time, of all keys and of one. They hold the lock of the interpreter most."""
 
 
+@cache
+def _document() -> dict[str, Any]:
+    """Return the document of the package, which ``make openapi`` writes. Types of bodies lack."""
+    document: dict[str, Any] = json.loads(files(__package__).joinpath("openapi.json").read_bytes())
+    return document
+
+
 class Api(FastAPI):
     """The application, and what all calls share. ``listening`` are the threads that read events."""
 
     def __init__(self, dispatcher: Dispatcher, *, auth: Auth | None, rate: str) -> None:
         super().__init__(
-            title="dispatcher",
-            description="Messages that are sent at a future time, under exact quotas.",
-            version="1",
             openapi_url=_DOCUMENT,
             docs_url=None,
             redoc_url=None,
             redirect_slashes=False,
-            separate_input_output_schemas=False,
             # FastAPI's spans and logs have paths, queries and errors, which name recipients.
             telemetry={"tracing": False, "logs": False},
         )
@@ -245,21 +147,19 @@ class Api(FastAPI):
         self.admission = Admission(self.parts, auth=auth, rate=rate)
         for endpoint in ENDPOINTS:
             is_awaited = iscoroutinefunction(endpoint.function)
-            success: dict[int | str, Any] = {endpoint.status: {"model": endpoint.answer}}
             # On its own router: FastAPI asks an included one for its routes at each call.
             self.router.add_api_route(
                 f"{PREFIX}{endpoint.path}",
                 endpoint.function if is_awaited else _in_thread(endpoint),
                 methods=[endpoint.method],
-                status_code=endpoint.status,
                 operation_id=endpoint.name,
                 response_class=Response,
                 response_model=None,
-                responses=success if endpoint.answer else None,
                 route_class_override=CallRoute,
             )
-        self._document = document_of(self)
-        self.parameters = parameters_of(self._document)
+        paths = _document()["paths"].values()
+        self.operations = {each["operationId"]: each for path in paths for each in path.values()}
+        """What the document says of each call, by its name."""
         self.add_middleware(CallMiddleware)
         if self.settings.allowed_hosts:
             hosts = [*self.settings.allowed_hosts]
@@ -275,7 +175,7 @@ class Api(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """Add the types of bodies now: one that cannot be used stops no calls on other channels."""
         if self.openapi_schema is None:
-            document = deepcopy(self._document)
+            document = deepcopy(_document())
             add_bodies(document["components"]["schemas"], self.settings.body_types)
             self.openapi_schema = document
         return self.openapi_schema
@@ -394,42 +294,6 @@ async def _broken(request: Request, _error: Exception) -> Response:
     return await _failed(request, Refused(500, "internal-error", detail))
 
 
-def parameters_of(document: Mapping[str, Any]) -> dict[str, list[str]]:
-    return {
-        operation["operationId"]: [
-            each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"
-        ]
-        for operations in document["paths"].values()
-        for operation in operations.values()
-    }
-
-
-def document_of(app: FastAPI) -> dict[str, Any]:
-    document = get_openapi(
-        title=app.title,
-        version=app.version,
-        description=app.description,
-        routes=app.routes,
-        separate_input_output_schemas=False,
-    )
-    schemas = document["components"]["schemas"]
-    more: list[type[BaseModel]] = [models.Problem, models.VerdictOut, models.EventOut]
-    for each in [*more, *(each.body[1] for each in ENDPOINTS if each.body is not None)]:
-        schema = each.model_json_schema(ref_template="#/components/schemas/{model}")
-        schemas |= schema.pop("$defs", {})
-        schemas[each.__name__] = schema
-    for name in ("HTTPValidationError", "ValidationError"):
-        schemas.pop(name, None)
-    document["components"]["headers"] = _HEADERS
-    document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    document["security"] = [{"key": []}]
-    by_name = {each.name: each for each in ENDPOINTS}
-    for path in document["paths"].values():
-        for operation in path.values():
-            _complete(by_name[operation["operationId"]], operation)
-    return document
-
-
 def add_bodies(schemas: dict[str, Any], body_types: BodyTypes) -> None:
     """Say which channel asks for which body: a schema of its own would be a type."""
     for channel in body_types.channels:
@@ -444,37 +308,3 @@ def add_bodies(schemas: dict[str, Any], body_types: BodyTypes) -> None:
         }
         for each in (models.NewMessage, models.NewMessageLine):
             schemas[each.__name__].setdefault("allOf", []).append(rule)
-
-
-def _complete(endpoint: Endpoint, operation: dict[str, Any]) -> None:
-    responses, success = operation["responses"], str(endpoint.status)
-    of_success = [*_OF_LIMITS, *endpoint.headers]
-    if endpoint.takes_idempotency_key:
-        of_success.append("Idempotency-Replayed")
-        operation.setdefault("parameters", []).append(_KEY)
-    if endpoint.method == "GET" and "ETag" in endpoint.headers:
-        responses["304"] = {"description": "The message is as the client has it"}
-    for each in responses.values():
-        each["headers"] = _described(of_success)
-    of_body = () if endpoint.body is None else (413,)
-    for status in sorted({*_OF_ALL, *endpoint.problems, *of_body}):
-        responses[str(status)] = {
-            "description": _TITLES[status],
-            "headers": _described(_OF_PROBLEMS.get(status, _OF_LIMITS)),
-            "content": {MEDIA_TYPE: {"schema": _reference(models.Problem)}},
-        }
-    if endpoint.stream is not None:
-        media_type, model = endpoint.stream
-        responses[success]["content"] = {media_type: {"schema": _reference(model)}}
-    if endpoint.body is not None:
-        media_type, model = endpoint.body
-        content = {media_type: {"schema": _reference(model)}}
-        operation["requestBody"] = {"required": not endpoint.may_be_empty, "content": content}
-
-
-def _reference(model: type[BaseModel]) -> dict[str, str]:
-    return {"$ref": f"#/components/schemas/{model.__name__}"}
-
-
-def _described(names: Iterable[str]) -> dict[str, Any]:
-    return {name: {"$ref": f"#/components/headers/{name}"} for name in names}

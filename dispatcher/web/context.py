@@ -66,6 +66,14 @@ class Context:
         return self.service.settings.body_max_bytes + _OVERHEAD_BYTES
 
     @property
+    def operation(self) -> dict[str, Any]:
+        """What the document says of the call."""
+        operation: dict[str, Any] = self.service.operations[
+            self.request.scope["route"].operation_id
+        ]
+        return operation
+
+    @property
     def caller(self) -> Caller:
         caller: Caller = self.request.state.caller
         return caller
@@ -97,7 +105,7 @@ class Context:
             raise HTTPException(400, CUT_OFF) from None
         if context.raw:
             media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if request.scope["route"].described.body is None:
+            if "requestBody" not in context.operation:
                 raise InvalidDraft(THE_CALL, "has a body", "a call without a body")
             if media_type != _JSON:
                 raise InvalidDraft(THE_CALL, "its body is not sent as JSON", f"send it as {_JSON}")
@@ -105,7 +113,7 @@ class Context:
 
     def payload(self, model: type[BodyT]) -> BodyT:
         """Return the body. Raises InvalidDraft, and HTTPException if it is no JSON."""
-        if not self.raw and self.request.scope["route"].described.may_be_empty:
+        if not self.raw and not self.operation["requestBody"]["required"]:
             return model()
         if not self.raw:
             raise InvalidDraft(THE_CALL, "its body is missing", "an object")
@@ -119,7 +127,8 @@ class Context:
         """Refuse a call without these rights, or with query names that, ignored, would alter it."""
         for right in rights:
             self.caller.check(right)
-        names = self.service.parameters[self.request.scope["route"].operation_id]
+        parameters = self.operation.get("parameters", ())
+        names = [each["name"] for each in parameters if each["in"] == "query"]
         given = Counter(name for name, _ in self.request.query_params.multi_items())
         for name, times in given.items():
             if name not in names:

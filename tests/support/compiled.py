@@ -1,18 +1,14 @@
 """What a program does once, done once for all tests of a run and not in each.
 
-SQLAlchemy compiles a statement once for each engine, and each HTTP API draws its document, which is
-the same for all. A program has one of each; here each test has its own, and a third of what a test
-of the house costs went into this.
+SQLAlchemy compiles a statement once for each engine. A program has one; here each test has its own,
+and a third of what a test of the house costs went into this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial, wraps
-from importlib import import_module
+from functools import partial
 from typing import Any
 
-from fastapi import FastAPI
 from sqlalchemy import create_engine
 
 from dispatcher.store import database
@@ -43,17 +39,3 @@ def compile_once() -> None:
     """Let every engine of the store in this process share what is compiled."""
     option = {"compiled_cache": _Shared()}
     vars(database)["create_engine"] = partial(create_engine, execution_options=option)
-    api = import_module("dispatcher.web.api")
-    vars(api)["document_of"] = _drawn_once(api.document_of)
-
-
-def _drawn_once(draw: Callable[[FastAPI], dict[str, Any]]) -> Callable[[FastAPI], dict[str, Any]]:
-    documents: list[dict[str, Any]] = []
-
-    @wraps(draw)
-    def document(app: FastAPI) -> dict[str, Any]:
-        if not documents:
-            documents.append(draw(app))
-        return documents[0]
-
-    return document
