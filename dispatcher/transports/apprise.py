@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote
 
@@ -21,7 +23,6 @@ from dispatcher.errors import (
 )
 from dispatcher.message import Body, Message, check_text
 from dispatcher.transports.base import Texts, checked
-from dispatcher.transports.connections import quiet, silence
 
 PLACEHOLDER: Final = "{recipient}"
 _AUTHORITY = re.compile(r"[a-zA-Z0-9]+://[^/?#]*")
@@ -68,7 +69,6 @@ class AppriseTransport:
             service_timeout=0,  # ours bounds the whole send
             storage_mode="memory",
         )
-        silence(*_LIBRARIES)
         self._urls = [self._checked(number, url) for number, url in enumerate(urls)]
 
     @classmethod
@@ -135,7 +135,6 @@ class AppriseTransport:
 
         def work() -> None:
             try:
-                silence(*_LIBRARIES)
                 with quiet():
                     ended.append(notify())
             except Exception as error:  # noqa: BLE001 - a plug-in may raise anything
@@ -182,3 +181,26 @@ def _check_recipient(recipient: str) -> None:
     """Refuse what could become several recipients, or another path of the service's."""
     if not _RECIPIENT.fullmatch(recipient):
         raise InvalidDraft("recipient", "has a character not allowed here", _RECIPIENT_ACCEPTED)
+
+
+_quiet = threading.local()
+
+
+def _may_write(_: logging.LogRecord) -> bool:
+    return not getattr(_quiet, "is_on", False)
+
+
+@contextmanager
+def quiet(libraries: Collection[str] = _LIBRARIES) -> Iterator[None]:
+    """Let this thread write nothing to the loggers of these libraries. Other threads do.
+
+    At DEBUG they write headers and URLs, some of them the message. Some are imported at need.
+    """
+    for name in [*libraries, *logging.root.manager.loggerDict]:
+        if name.split(".")[0] in libraries:
+            logging.getLogger(name).addFilter(_may_write)  # once, however often
+    _quiet.is_on = True
+    try:
+        yield
+    finally:
+        _quiet.is_on = False

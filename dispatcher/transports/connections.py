@@ -1,16 +1,11 @@
-"""What transports need of connections: a deadline, an address that answers, idle ones kept.
-
-And silence: at DEBUG libraries write headers, paths and URLs, some of them the message.
-"""
+"""What transports need of connections: a deadline, an address that answers, idle ones kept."""
 
 from __future__ import annotations
 
-import logging
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from math import inf
 from typing import Generic, TypeVar
@@ -112,27 +107,3 @@ class IdleConnections(Generic[C]):
             old, self._kept = self._kept[:number], self._kept[number:]
         for _, connection in old:
             self._end(connection)
-
-
-_here = threading.local()
-
-
-def _may_write(_: logging.LogRecord) -> bool:
-    return not getattr(_here, "depth", 0)
-
-
-def silence(*libraries: str) -> None:
-    """Let :func:`quiet` hold for the loggers of these libraries that there are by now."""
-    for name in [*libraries, *logging.root.manager.loggerDict]:
-        if name.split(".")[0] in libraries:
-            logging.getLogger(name).addFilter(_may_write)  # once, however often
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Let this thread write nothing to the loggers that were silenced. Other threads do."""
-    _here.depth = getattr(_here, "depth", 0) + 1
-    try:
-        yield
-    finally:
-        _here.depth -= 1

@@ -8,25 +8,25 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+import io
 import re
 import select
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
+from http.client import HTTPResponse
 from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
 import certifi
-import httpcore
 from pydantic import StrictBool, ValidationError
 from standardwebhooks import Webhook
 
 from dispatcher.errors import (
-    DeliveryError,
     InvalidDraft,
     InvalidSettings,
     InvalidValue,
@@ -39,15 +39,15 @@ from dispatcher.message import Body, Message, dump_json
 from dispatcher.times.clock import Clock, SystemClock
 from dispatcher.times.send_time import as_text
 from dispatcher.transports.base import Texts, checked
-from dispatcher.transports.connections import (
-    Deadline,
-    IdleConnections,
-    connect,
-    quiet,
-    resolve,
-    silence,
+from dispatcher.transports.connections import Deadline, IdleConnections, connect, resolve
+from dispatcher.transports.webhook_urls import (
+    Addresses,
+    LoopbackAddresses,
+    Origin,
+    Ports,
+    Reader,
+    Target,
 )
-from dispatcher.transports.webhook_urls import Addresses, LoopbackAddresses, Ports, Reader, Target
 
 PAYLOAD_VERSION = 1
 _SHARE_OF_TIMEOUT = 0.95
@@ -56,8 +56,6 @@ _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+: [!-~]([ -~]*[!-~])?")
 _KEEP_SECONDS = 4.0
 """How long an idle connection is kept: less than the 5 s after which many servers end theirs."""
 _KEEP = 64
-_TALKATIVE = "httpcore"
-"""A library that writes hosts, paths and headers at DEBUG."""
 LONGEST_WAIT = timedelta(days=1)
 """Longest wait that a server may ask for: a date in the wrong year stops nothing for a year."""
 _ASKS_TO_WAIT = (403, 429, 503)
@@ -78,22 +76,13 @@ _ACCEPTED = (
     f"{_PREFIX} and {_SHORTEST_KEY} to {_LONGEST_KEY} random bytes in base64, "
     "one for each key that receivers may hold"
 )
-_HEAD_BYTES = 64 * 1024
-"""How much may come before an answer's body."""
-_ANSWER_BYTES = 16 * 1024
-"""How much of an answer's body is read, so that its connection can be used again."""
-_ANSWER_SECONDS = 0.5
-_READ = 4_096
-"""Bytes read at once: what is made of them takes little time, and then the deadline is looked at.
-
-An answer in chunks of one byte would keep its reader busy for seconds with what it has read ahead.
-"""
+_LOWEST_FINAL = 200
+"""An answer with a lower status only informs, and another one follows."""
+_MOST_BYTES = 64 * 1024
+"""How much of an answer is read."""
+_REST_BYTES, _REST_SECONDS = 16 * 1024, 0.5
+"""How much of its body is read, and for how long, so that its connection can be used again."""
 _FOR_ANOTHER = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
-_STATUS = re.compile(
-    rb"(?:HTTP/1\.[01] 1\d\d[^\n]*+\n(?:(?!\r?\n)[^\n]*+\n)*+\r?\n)*+"
-    rb"HTTP/1\.[01] ([2-9]\d\d)[ \r\n]"
-)
-"""The status of an answer, behind informational ones."""
 Resolve = Callable[[str, int], list[str]]
 
 
@@ -129,13 +118,11 @@ class WebhookTransport:
         self._reader = Reader(self._addresses, http=http, ports=ports)
         self._target = None if url is None else self._fixed(url, http)
         self._tls = tls_context(ca_file)
-        self._network = _Network(self._addresses, resolver)
-        # httpcore's pool may end a connection to which another thread has just written.
-        self._idle: IdleConnections[httpcore.HTTPConnection] = IdleConnections(
-            self._clock, _end, _KEEP_SECONDS, _KEEP
+        self._resolve = resolver
+        self._idle: IdleConnections[_Connection] = IdleConnections(
+            self._clock, _Connection.close, _KEEP_SECONDS, _KEEP
         )
         self.close = self._idle.close
-        silence(_TALKATIVE)
 
     @classmethod
     def check(cls, recipient: str, body: Body, options: Mapping[str, Any] | None = None) -> None:
@@ -222,56 +209,58 @@ class WebhookTransport:
     ) -> tuple[int, Mapping[str, str]]:
         """Post ``content``; return the answer's status and headers, both until the deadline.
 
-        Once the line with its status has come, that status is the answer, whatever is wrong with
-        the rest. Raises PermanentFailure, TemporaryFailure, and PerhapsSent where something was
-        written and no status came. None names the URL or is chained.
+        Raises PermanentFailure, TemporaryFailure, and PerhapsSent where something was written and
+        no status came. None names the URL or is chained.
         """
-        exchange = _Exchange(self._clock, self._seconds)
-        # Each operation of a stream is given these as its timeout.
-        timeouts = dict.fromkeys(("connect", "read", "write"), exchange)
-        request = httpcore.Request(
-            "POST",
-            httpcore.URL(
-                scheme=target.scheme, host=target.host, port=target.port, target=target.path
-            ),
-            headers=[*headers.items()],
-            content=content,
-            extensions={"timeout": timeouts},
-        )
-        connection = self._connection_to(request.url.origin)
+        head = [f"POST {target.path} HTTP/1.1", *(f"{name}: {headers[name]}" for name in headers)]
+        deadline = Deadline(self._clock, self._seconds)
+        connection = self._connection_to(target, deadline)
         try:
-            with quiet():
-                response = connection.handle_request(request)
-            exchange.read_rest_of(response)
-        except DeliveryError:
-            raise
-        except Exception as error:  # noqa: BLE001 - httpcore and h11 may raise anything
-            if not exchange.is_used:
-                kind = type(error).__name__
-                raise TemporaryFailure(f"the request was not sent: {kind}") from None
-            if (status := _STATUS.match(exchange.head)) is not None:
-                return int(status[1]), {}
-            if isinstance(error, TimeoutError):
-                raise PerhapsSent("no answer came in time") from None
-            raise PerhapsSent("the connection broke before an answer") from None
+            return connection.post("\r\n".join([*head, "", ""]).encode() + content, deadline)
         finally:
-            (self._idle.give if connection.is_available() else _end)(connection)
-        return response.status, {
-            name.decode("latin-1").lower(): value.decode("latin-1")
-            for name, value in response.headers
-        }
+            (self._idle.give if connection.is_reusable else _Connection.close)(connection)
 
-    def _connection_to(self, origin: httpcore.Origin) -> httpcore.HTTPConnection:
-        while connection := self._idle.take(lambda kept: kept.can_handle_request(origin)):
-            if not connection.has_expired():
+    def _connection_to(self, target: Target, deadline: Deadline) -> _Connection:
+        while connection := self._idle.take(lambda idle: idle.origin == target.origin):
+            if not connection.has_unasked:
                 return connection
-            _end(connection)
-        return httpcore.HTTPConnection(origin, self._tls, network_backend=self._network)
+            connection.close()
+        return _Connection(target.origin, self._connect(target, deadline))
 
+    def _connect(self, target: Target, deadline: Deadline) -> socket.socket:
+        """Connect to judged addresses only.
 
-def _end(connection: httpcore.HTTPConnection) -> None:
-    with suppress(Exception), quiet():
-        connection.close()
+        The name is resolved once, every address it has is judged, and the connection goes to one of
+        those: there is no second look that could find something else.
+        """
+        host, addresses = target.host, self._resolved(target, deadline)
+        if not self._addresses.allow_name(host) and not all(map(self._addresses.allow, addresses)):
+            raise PermanentFailure("the host has an address that may not be reached")
+        try:
+            connected = connect(addresses, target.port, deadline)
+            if target.scheme == "http":
+                return connected
+            with connected:  # it closes what did not become an encrypted one
+                connected.settimeout(deadline.left())
+                return self._tls.wrap_socket(connected, server_hostname=host)
+        except (OSError, ValueError) as error:  # a ValueError for a name that it cannot check
+            raise TemporaryFailure(_why(error)) from None
+
+    def _resolved(self, target: Target, deadline: Deadline) -> list[str]:
+        """Resolve in a thread of its own: the system's resolver has no deadline."""
+        answers: list[list[str]] = []
+
+        def ask() -> None:
+            with suppress(OSError, UnicodeError):  # the latter for a label that no name can have
+                answers.append(self._resolve(target.host, target.port))
+
+        thread = threading.Thread(target=ask, name="dispatcher-resolver", daemon=True)
+        thread.start()
+        with suppress(TimeoutError):
+            thread.join(deadline.left())
+        if not answers or not answers[0]:
+            raise TemporaryFailure("the host cannot be resolved")
+        return answers[0]
 
 
 def _read_headers(headers: Mapping[str, str], *, has_url: bool) -> dict[str, str]:
@@ -294,9 +283,8 @@ def receipt_of(
     those of all messages. No text quotes the answer, which may quote the message.
     """
     if 200 <= status < 300:  # noqa: PLR2004 - RFC 9110: successful
-        named = (
-            f" {name}={headers[name][:_LONGEST_ID]}" for name in _REQUEST_IDS if headers.get(name)
-        )
+        ids = ((name, headers.get(name, "")) for name in _REQUEST_IDS)
+        named = (f" {name}={id_[:_LONGEST_ID]}" for name, id_ in ids if id_ and id_.isprintable())
         return f"{status}{next(named, '')}"
     said = f"the server answered {status}"
     if 300 <= status < 400:  # noqa: PLR2004 - redirection
@@ -353,127 +341,97 @@ def _key(secret: object) -> bytes:
     return key
 
 
-class _Exchange(Deadline):
-    """One request and its answer: how long they may take, and how far they have come."""
-
-    def __init__(self, clock: Clock, seconds: float) -> None:
-        super().__init__(clock, seconds)
-        self.is_used = False
-        """Whether anything of the request was written."""
-        self.head = bytearray()
-        """The beginning of the answer."""
-        self._most = _HEAD_BYTES
-
-    def read_from(self, sock: socket.socket, most: int) -> bytes:
-        sock.settimeout(self.left())
-        if self._most <= 0:
-            raise OSError("the answer is too long")
-        read = sock.recv(min(most, _READ))
-        self._most -= len(read)
-        self.head += read
-        return read
-
-    def read_rest_of(self, response: httpcore.Response) -> None:
-        """Read a short answer's rest for the next request's sake: the status has decided by now."""
-        self._most = _ANSWER_BYTES
-        with suppress(Exception), quiet():  # h11 raises errors of its own for odd bytes
-            try:
-                self.shorten(_ANSWER_SECONDS)
-                for _ in response.iter_stream():
-                    pass
-            finally:
-                response.close()
-
-
-class _Network(httpcore.NetworkBackend):
-    """Connects to judged addresses only.
-
-    The name is resolved once, every address it has is judged, and the connection goes to one of
-    those: there is no second look that could find something else.
-    """
-
-    def __init__(self, addresses: Addresses, resolver: Resolve) -> None:
-        self._addresses = addresses
-        self._resolve = resolver
-
-    def connect_tcp(
-        self, host: str, port: int, timeout: float | None = None, *_: object, **__: object
-    ) -> httpcore.NetworkStream:
-        exchange = cast(_Exchange, timeout)
-        addresses = self._resolved(host, port, exchange)
-        if not self._addresses.allow_name(host) and not all(map(self._addresses.allow, addresses)):
-            raise PermanentFailure("the host has an address that may not be reached")
-        try:
-            return _Stream(connect(addresses, port, exchange))
-        except OSError as error:
-            raise TemporaryFailure(_why(error)) from None
-
-    def _resolved(self, host: str, port: int, deadline: Deadline) -> list[str]:
-        """Resolve in a thread of its own: the system's resolver has no deadline."""
-        answers: list[list[str]] = []
-
-        def ask() -> None:
-            with suppress(OSError, UnicodeError):  # the latter for a label that no name can have
-                answers.append(self._resolve(host, port))
-
-        thread = threading.Thread(target=ask, name="dispatcher-resolver", daemon=True)
-        thread.start()
-        with suppress(TimeoutError):
-            thread.join(deadline.left())
-        if not answers or not answers[0]:
-            raise TemporaryFailure("the host cannot be resolved")
-        return answers[0]
-
-
-class _Stream(httpcore.NetworkStream):
-    """A socket whose every operation ends at the deadline of the request that it serves.
+class _Connection(io.RawIOBase):
+    """A connection to one origin, whose every operation ends at the deadline of its request.
 
     It carries one request at a time. Requests that share a connection would share its end, and
     leave as many messages with an unknown outcome as were under way.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, origin: Origin, sock: socket.socket) -> None:
+        self.origin = origin
+        self.is_reusable = False
         self._socket = sock
+        self._deadline: Deadline
+        self._reader: _Reader
+        self._most = 0
+        """How many bytes of the answer may still be read."""
 
-    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return cast(_Exchange, timeout).read_from(self._socket, max_bytes)
-
-    def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """Write all of it. After a WriteError httpcore looks for an answer nevertheless."""
-        exchange, rest = cast(_Exchange, timeout), memoryview(buffer)
-        while rest:
-            self._socket.settimeout(exchange.left())
-            exchange.is_used = True
-            try:
-                rest = rest[self._socket.send(rest) :]
-            except TimeoutError:
-                raise
-            except OSError as error:
-                raise httpcore.WriteError from error
-
-    def start_tls(
-        self,
-        ssl_context: ssl.SSLContext,
-        server_hostname: str | None = None,
-        timeout: float | None = None,
-    ) -> httpcore.NetworkStream:
-        try:
-            self._socket.settimeout(cast(_Exchange, timeout).left())
-            return _Stream(ssl_context.wrap_socket(self._socket, server_hostname=server_hostname))
-        except (OSError, ValueError) as error:  # a ValueError for a name that it cannot check
-            self._socket.close()
-            raise TemporaryFailure(_why(error)) from None
-
-    def get_extra_info(self, info: str) -> Any:
-        """Tell whether an idle server has sent something unasked, or closed the connection."""
-        if info != "is_readable":
-            return None
+    @property
+    def has_unasked(self) -> bool:
+        """Whether an idle server has sent something unasked, or closed the connection."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(0))
 
+    def post(self, request: bytes, deadline: Deadline) -> tuple[int, Mapping[str, str]]:
+        """Send a request; return its answer's status and headers, both until the deadline.
+
+        Once the line with its status has come, that status is the answer, whatever is wrong with
+        the rest. Raises TemporaryFailure where nothing was written, else PerhapsSent.
+        """
+        self._deadline, self._most, self.is_reusable = deadline, _MOST_BYTES, False
+        self._reader = _Reader(self)  # what an earlier answer had too much is not this one's
+        self._send(request)
+        try:
+            while True:
+                response = HTTPResponse(cast(Any, self))
+                response.begin()
+                if response.status >= _LOWEST_FINAL:
+                    break
+        except Exception as error:  # noqa: BLE001 - a server may answer anything
+            status: object = response.status
+            if isinstance(status, int) and status >= _LOWEST_FINAL:
+                return status, {}
+            if isinstance(error, TimeoutError):
+                raise PerhapsSent("no answer came in time") from None
+            raise PerhapsSent("the connection broke before an answer") from None
+        self._read_rest_of(response)
+        return response.status, {name.lower(): text for name, text in response.headers.items()}
+
+    def _send(self, request: bytes) -> None:
+        rest, is_begun = memoryview(request), False
+        try:
+            while rest:
+                self._socket.settimeout(self._deadline.left())
+                is_begun = True
+                rest = rest[self._socket.send(rest) :]
+        except TimeoutError:
+            if is_begun:
+                raise PerhapsSent("no answer came in time") from None
+            raise TemporaryFailure("the request was not sent: no time was left") from None
+        except OSError:
+            pass  # a server may answer before it has read everything
+
+    def _read_rest_of(self, response: HTTPResponse) -> None:
+        """Read a short answer's rest for the next request's sake: the status has decided by now."""
+        self._deadline.shorten(_REST_SECONDS)
+        with suppress(Exception):
+            response.read(_REST_BYTES)
+            self.is_reusable = response.isclosed() and not response.will_close
+
+    def makefile(self, _: str) -> _Reader:
+        return self._reader
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if self._most <= 0:
+            raise OSError("the answer is too long")
+        self._socket.settimeout(self._deadline.left())
+        read = self._socket.recv_into(memoryview(buffer)[: self._most])
+        self._most -= read
+        return read
+
     def close(self) -> None:
-        self._socket.close()
+        with suppress(OSError):
+            self._socket.close()
+
+
+class _Reader(io.BufferedReader):
+    def close(self) -> None:
+        """Leave the connection open: an answer that only informs ends before the other."""
 
 
 def _why(error: Exception) -> str:
@@ -490,19 +448,9 @@ def _why(error: Exception) -> str:
     return "the host cannot be reached"
 
 
-class _Tls(ssl.SSLContext):
-    """A context whose ALPN is set once.
-
-    httpcore sets it with each connection, which frees what a handshake in another thread reads.
-    """
-
-    def set_alpn_protocols(self, alpn_protocols: Iterable[str]) -> None:
-        """Leave it as it is."""
-
-
 def tls_context(ca_file: str | None) -> ssl.SSLContext:
     """Return what verifies by ``ca_file``, else as the system and certifi do: InvalidSettings."""
-    context = _Tls(ssl.PROTOCOL_TLS_CLIENT)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         if ca_file is None:
@@ -512,5 +460,5 @@ def tls_context(ca_file: str | None) -> ssl.SSLContext:
             context.load_verify_locations(ca_file)
     except OSError as error:  # ssl.SSLError is one
         raise InvalidSettings("ca_file", str(error), "a readable PEM file") from None
-    ssl.SSLContext.set_alpn_protocols(context, ["http/1.1"])
+    context.set_alpn_protocols(["http/1.1"])
     return context

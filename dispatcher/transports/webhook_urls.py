@@ -19,6 +19,8 @@ from dispatcher.errors import InvalidSettings, InvalidValue, quoted
 from dispatcher.transports.base import Texts, checked
 from dispatcher.transports.connections import address_of
 
+Origin = tuple[str, str, int]
+"""A scheme, a host and a port: requests to the same can use one connection."""
 _NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")
 _LONGEST_NAME = 253
 _IN_A_NUMBER = re.compile(r"(.*\.)?([0-9]+|0x[0-9a-f]*)")
@@ -156,6 +158,10 @@ class Target:
     host: str
     port: int
     path: str = field(repr=False)
+
+    @property
+    def origin(self) -> Origin:
+        return self.scheme, self.host, self.port
 
     @property
     def authority(self) -> str:

@@ -23,7 +23,7 @@ from dispatcher import (
 )
 from dispatcher.testing import a_message
 from dispatcher.transports import Checks, load
-from dispatcher.transports.apprise import AppriseTransport
+from dispatcher.transports.apprise import AppriseTransport, quiet
 from tests.support.http_receiver import Handler, Receiver, pause, receiving
 from tests.support.nodes import free_port
 
@@ -217,3 +217,19 @@ def test_no_log_tells_a_url_a_recipient_or_a_text(
     assert SECRET not in repr(transport)
     logging.getLogger("apprise").warning("of others is written as ever")
     assert "as ever" in caplog.text
+
+
+def test_only_the_thread_that_is_quiet_writes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    logger = logging.getLogger("quiet_for_tests.inner")
+    for _ in range(2):
+        with quiet(["quiet_for_tests"]):
+            logger.error("one")
+            thread = threading.Thread(target=logger.error, args=("of another thread",))
+            thread.start()
+            thread.join()
+            logging.getLogger("loud_for_tests").error("of another library")
+    logger.error("afterwards")
+    assert len(logger.filters) == 1
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["of another thread", "of another library"] * 2 + ["afterwards"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import logging
-import threading
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -23,10 +21,10 @@ from dispatcher import (
 from dispatcher.errors import DeliveryError
 from dispatcher.testing import a_message
 from dispatcher.transports import load
-from dispatcher.transports.webhook import WebhookTransport, receiver_secret
+from dispatcher.transports.webhook import receiver_secret
 from tests.support.clock import NOON, MovableClock
 from tests.support.http_receiver import Received, Receiver, receiving
-from tests.transports.conftest import LOOPBACK, Authority, open_to, to
+from tests.transports.conftest import open_to, to
 
 SECRET = "whsec_" + base64.b64encode(b"an old key of twenty-nine....").decode()
 NEW_SECRET = "whsec_" + base64.b64encode(b"a new key of twenty-nine.....").decode()
@@ -82,8 +80,9 @@ def test_the_library_of_receivers_verifies_the_signature(receiver: Receiver) -> 
 def test_a_success_is_sent_and_its_receipt_names_status_and_request(
     receiver: Receiver, status: int
 ) -> None:
-    receiver.answers(status, {"X-Request-Id": "r-" + "7" * 300, "Content-Length": "0"})
-    assert to(receiver).send(a_message()) == f"{status} x-request-id=r-{'7' * 98}"
+    ids = {"X-Request-Id": "\x1b[2J\x00", "Request-Id": "r-" + "7" * 300}
+    receiver.answers(status, ids | {"Content-Length": "0"})
+    assert to(receiver).send(a_message()) == f"{status} request-id=r-{'7' * 98}"
 
 
 FAILURES: dict[int, type[DeliveryError]] = {
@@ -204,27 +203,3 @@ def test_no_receiver_can_sign_for_another() -> None:
         for other in (secret, receiver_secret(secret, two.url)):
             with pytest.raises(WebhookVerificationError):
                 verified(first, other)
-
-
-def test_no_log_tells_a_url_a_header_or_a_body(
-    receiver: Receiver, authority: Authority, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(1)
-    secret = "hunter2-ada"  # noqa: S105 - looked for where it must not be
-    message = a_message(recipient=secret, body={"text": secret})
-    with receiving(authority.server("hunter2-ada.example")) as server:
-        urls = [f"{receiver.url}/{secret}", f"https://{secret}.example:{server.port}/{secret}"]
-        for url in urls:
-            transport = WebhookTransport(
-                url=url, headers={"X-Token": secret}, http=True, allow=LOOPBACK,
-                resolver=lambda *_: ["127.0.0.1"],
-            )  # fmt: skip
-            transport.send(message)
-            transport.close()
-        assert len(server.received) == 1
-    ours = {threading.current_thread().name}  # the receiver's threads write what they receive
-    assert secret not in "".join(
-        each.getMessage() for each in caplog.records if each.threadName in ours
-    )
-    logging.getLogger("httpcore.connection").warning("of others is written as ever")
-    assert "as ever" in caplog.text

@@ -1,22 +1,22 @@
-"""What a webhook does when the line, or the server behind it, does not; libraries stay quiet."""
+"""What a webhook does when the line, or the server behind it, does not."""
 
 from __future__ import annotations
 
-import logging
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
-import httpcore
 import pytest
 
 from dispatcher import PerhapsSent, PermanentFailure, TemporaryFailure
 from dispatcher.testing import a_message
 from dispatcher.times.clock import SystemClock
-from dispatcher.transports.connections import quiet, silence
+from dispatcher.transports import webhook
+from dispatcher.transports.connections import Deadline
 from tests.support.http_receiver import Handler, Receiver, pause, receiving
 from tests.support.waiting import wait_until
 from tests.transports.conftest import in_time, open_to, to
@@ -34,8 +34,8 @@ class JumpingClock(SystemClock):
         return super().monotonic() + self.ahead
 
 
-def drip_header(handler: Handler) -> None:
-    handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+def drip_header(handler: Handler, status: bytes = b"200 OK") -> None:
+    handler.wfile.write(b"HTTP/1.1 %b\r\nX-Slow: " % status)
     while True:
         handler.wfile.write(b"x")
         pause(0.02)
@@ -65,6 +65,7 @@ def inform_slowly(handler: Handler) -> None:
         (inform_slowly, TIMEOUT, "no answer came in time"),
         (inform, 60, "the connection broke before an answer"),  # that is too long
         (drip_header, TIMEOUT, None),
+        (partial(drip_header, status=b"103 Early Hints"), TIMEOUT, "no answer came in time"),
         (endless_header, TIMEOUT, None),
     ],
 )
@@ -124,31 +125,44 @@ def test_a_line_that_ends_without_an_answer_leaves_the_outcome_unknown(
     assert caught.value.__cause__ is None
 
 
-@pytest.mark.parametrize(("is_late", "most"), [(True, 4_100 // 6), (False, (4_096 + 16_384) // 6)])
-def test_an_answer_of_tiny_chunks_is_taken_apart_neither_after_the_deadline_nor_for_long(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, is_late: bool, most: int
+def stream(handler: Handler, size: int, seconds: float) -> None:
+    handler.send_response(200)
+    handler.send_header("Transfer-Encoding", "chunked")
+    handler.end_headers()
+    while True:
+        handler.wfile.write(b"1;%b\r\nx\r\n" % (b"y" * size))
+        pause(seconds)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        partial(stream, size=1_000, seconds=0),
+        partial(stream, size=1, seconds=0.02),
+        partial(Handler.reply, status=200, body=b"x" * 20_000),
+        partial(Handler.reply, status=200, headers={"Connection": "close"}),
+    ],
+)
+def test_a_connection_whose_answer_does_not_end_soon_is_not_used_again(
+    receiver: Receiver, answer: Callable[[Handler], None]
 ) -> None:
-    def stream(handler: Handler) -> None:
-        handler.send_response(200)
-        handler.send_header("Transfer-Encoding", "chunked")
-        handler.end_headers()
-        handler.wfile.write(b"1\r\nx\r\n" * 100_000)
+    receiver.answer = answer
+    transport = to(receiver, timeout=60)
+    with in_time():
+        assert transport.send(a_message()) == "200"
+    assert transport._idle._kept == []
 
-    receiver.answer = stream
-    clock = JumpingClock()
-    transport = to(receiver, clock=clock)
-    taken = []
-    real = httpcore.Response.iter_stream
 
-    def iter_stream(response: httpcore.Response) -> Iterator[bytes]:
-        for chunk in real(response):
-            taken.append(chunk)
-            clock.ahead += 60.0 if is_late else 0.0
-            yield chunk
+@pytest.mark.parametrize("too_much", [b"HTTP/1.1 500 No\r\n\r\n", b"odd"])
+def test_what_a_server_sends_unasked_is_the_answer_of_no_other_message(
+    receiver: Receiver, too_much: bytes
+) -> None:
+    def answer(handler: Handler) -> None:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok" + too_much)
 
-    monkeypatch.setattr(httpcore.Response, "iter_stream", iter_stream)
-    assert transport.send(a_message()) == "200"
-    assert 1 <= len(taken) <= most
+    receiver.answer = answer
+    transport = to(receiver)
+    assert {transport.send(a_message()) for _ in range(5)} == {"200"}
 
 
 def test_a_server_that_reads_slowly_is_cut_at_the_deadline() -> None:
@@ -167,6 +181,15 @@ def test_a_server_that_reads_slowly_is_cut_at_the_deadline() -> None:
         message = a_message(recipient=url, body={"text": "x" * 8_000_000})
         with in_time(), pytest.raises(PerhapsSent, match="in time"):
             open_to(port, timeout=TIMEOUT).send(message)
+
+
+def test_an_answer_decides_that_comes_before_the_request_was_read() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
+        theirs.shutdown(socket.SHUT_RD)
+        connection = webhook._Connection(("http", "hooks.example", 80), ours)
+        assert connection.post(b"POST /", Deadline(SystemClock(), 10))[0] == 413
 
 
 def test_a_server_that_accepts_nobody_certainly_did_not_get_it() -> None:
@@ -190,8 +213,7 @@ def test_an_idle_connection_that_the_server_has_ended_is_not_used_again(
     transport = to(receiver)
     for _ in range(20):
         transport.send(a_message())
-        for _, connection in transport._idle._kept:
-            wait_until(connection.has_expired)
+        wait_until(lambda: all(kept.has_unasked for _, kept in transport._idle._kept))
     assert len({each.connection for each in receiver.received}) == 20
 
 
@@ -200,14 +222,14 @@ def test_no_thread_ends_the_connection_of_another(
 ) -> None:
     """Each step takes a while, so that one thread finds too many while another takes one."""
     monkeypatch.setattr("dispatcher.transports.webhook._KEEP", 6)
-    for name in ("handle_request", "close"):
-        real = getattr(httpcore.HTTPConnection, name)
+    for name in ("post", "close"):
+        real = getattr(webhook._Connection, name)
 
         def slow(*given: Any, real: Callable[..., Any] = real) -> Any:
             pause(0.002)
             return real(*given)
 
-        monkeypatch.setattr(httpcore.HTTPConnection, name, slow)
+        monkeypatch.setattr(webhook._Connection, name, slow)
 
     def answer(handler: Handler) -> None:
         pause(0.005)
@@ -270,22 +292,3 @@ def test_of_several_addresses_the_first_that_answers_is_taken_and_no_proxy(
         assert transport.send(a_message(recipient=url)) == "204"
         assert proxy.received == []
     assert receiver.received[0].headers["host"] == f"two.example:{receiver.port}"
-
-
-def test_only_the_thread_that_is_quiet_writes_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
-    logger = logging.getLogger("quiet_for_tests.inner")
-    for _ in range(3):
-        silence("quiet_for_tests")
-    assert len(logger.filters) == 1
-    with quiet():
-        with quiet():
-            logger.error("one")
-        logger.error("two")
-        thread = threading.Thread(target=logger.error, args=("of another thread",))
-        thread.start()
-        thread.join()
-        logging.getLogger("loud_for_tests").error("of another library")
-    logger.error("afterwards")
-    said = [each.getMessage() for each in caplog.records]
-    assert said == ["of another thread", "of another library", "afterwards"]
