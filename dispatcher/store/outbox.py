@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from functools import partial
+from functools import cache, partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import UUID
@@ -320,6 +320,7 @@ def watch_of(connection: Connection, on_end: Callable[[Sequence[T], bool], None]
         ("rollback_savepoint", _undoes),
     ):
         event.listen(connection, name, listener)  # once for each, however often this is called
+    _listen_to_pools()
     watch = Watch(connection, on_end)
     watches.append(watch)
     return watch
@@ -374,10 +375,12 @@ def _end(watches: Sequence[Watch[Any]], *, answered: bool) -> None:
             task.cancel()
 
 
-# This listens to all pools of the process. The pool to which a connection goes back is not known
-# before, because an engine that is disposed of meanwhile gets another one. event.contains cannot
-# tell whether a pool has its listener: it takes a new pool for an earlier one at the same address.
-event.listen(Pool, "checkin", _returns)
+@cache
+def _listen_to_pools() -> None:
+    # To all of the process. The pool to which a connection goes back is not known before, because
+    # an engine that is disposed of meanwhile gets another one. event.contains cannot tell whether a
+    # pool has its listener: it takes a new pool for an earlier one at the same address.
+    event.listen(Pool, "checkin", _returns)
 
 
 def connection_of(session: object) -> Connection:
