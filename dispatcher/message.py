@@ -409,7 +409,7 @@ def visible_text(text: str) -> str:
 def storable_text(value: object, *, longest: int = 500) -> str:
     """Return ``value`` as text that every database accepts, cut to ``longest`` characters."""
     try:
-        text = str(plain(value))
+        text = str.__str__(value) if isinstance(value, str) else str(value)
     except Exception:  # noqa: BLE001 - the code of a transport's error may do anything
         text = f"{kind_of(value)} that cannot be written"
     text = text[:longest].encode("utf-8", "replace").decode()
