@@ -125,7 +125,7 @@ def _report(job: ImportJob, data: Mapping[str, Any]) -> RenderableType:
     if data["rejected_file"]:
         after.append(f"the refused rows are in {data['rejected_file']}")
     reasons = list(job.reasons.most_common())
-    table = [output.listed(("reason", "rows"), reasons, right=("rows",))] if reasons else []
+    table = [output.listed(("reason", "rows"), reasons)] if reasons else []
     return Group(*lines, *table, *(Text(line, overflow="fold") for line in after))
 
 

@@ -26,7 +26,7 @@ from dispatcher.times.zones import known_zone, rules
 
 T = TypeVar("T")
 
-STYLES = {
+_STYLES = {
     Status.SCHEDULED: "cyan",
     Status.SENDING: "blue",
     Status.SENT: "green",
@@ -174,7 +174,6 @@ def listed(
     headings: Sequence[str],
     rows: Iterable[Sequence[Cell]],
     *,
-    right: Sequence[str] = (),
     wraps: bool = False,
 ) -> RenderableType:
     """Return rows as a table, or their cells below each other where the terminal is too narrow.
@@ -192,7 +191,7 @@ def listed(
             cells[0],
             min_width=None if is_wrapped else max(cell.cell_len for cell in cells),
             no_wrap=not is_wrapped,
-            justify="right" if heading in right else "left",
+            justify="right" if any(cell.justify for cell in cells) else "left",
         )
     for row in texts:
         table.add_row(*row)
@@ -223,14 +222,19 @@ def _text(cell: Cell) -> Text:
         case datetime():
             return Text(second_text(cell))
         case timedelta():
-            return Text(length_text(cell))
+            return number_text(length_text(cell))
         case int():
-            return Text(f"{cell:,}")
+            return number_text(f"{cell:,}")
     return Text("" if cell is None else visible_text(str(cell)))
 
 
+def number_text(text: str, style: str = "") -> Text:
+    """Return the cell of a number: its column stands at the right."""
+    return Text(text, style, justify="right")
+
+
 def status_text(status: Status) -> Text:
-    return Text.assemble((status.value, STYLES[status]))
+    return Text.assemble((status.value, _STYLES[status]))
 
 
 def second_text(instant: datetime, zone: str | None = None) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from operator import attrgetter
-from threading import Event
 from typing import Annotated, Any
 
 import typer
@@ -23,7 +23,7 @@ from dispatcher.limiters.permits import ChannelFill
 from dispatcher.message import Status
 from dispatcher.operations.overview import By, LoadToCome, Overview, Tops
 from dispatcher.quota import CalendarQuota, Quota, parse_length
-from dispatcher.reservation.refusals import Refusals
+from dispatcher.reservation.refusals import LastRefusal, Refusals, RuleRefusals
 from dispatcher.reservation.timeline import (
     Booked,
     Fill,
@@ -90,10 +90,9 @@ def status(
             return data, counts_picture(counts)
 
         if watch:
-            with until_stopped() as stopped:
-                _watch(read, interval, stopped)
-            return
-        output.tell(*read())
+            _watch(read, interval)
+        else:
+            output.tell(*read())
 
 
 @command(
@@ -193,26 +192,23 @@ def timeline(
         output.out.print(left_out, style="yellow")
 
 
-def _watch(
-    read: Callable[[], tuple[object, RenderableType]],
-    every: timedelta,
-    stopped: Event,
-) -> None:
+def _watch(read: Callable[[], tuple[object, RenderableType]], every: timedelta) -> None:
     clock = SystemClock()
-    while not stopped.is_set():
-        began = clock.monotonic()
-        try:
-            data, shown = read()
-        except Unavailable as error:
-            data = {"error": str(error)}
-            shown = Text(f"{error}; looking again", style="red")
-        if output.as_json:
-            output.write_json(data, indent=None)
-        else:
-            output.out.clear()  # of a terminal
-            output.out.print(shown)
-        took = clock.monotonic() - began
-        stopped.wait(max(every.total_seconds(), _PAUSE * took))
+    with until_stopped() as stopped:
+        while not stopped.is_set():
+            began = clock.monotonic()
+            try:
+                data, shown = read()
+            except Unavailable as error:
+                data = {"error": str(error)}
+                shown = Text(f"{error}; looking again", style="red")
+            if output.as_json:
+                output.write_json(data, indent=None)
+            else:
+                output.out.clear()  # of a terminal
+                output.out.print(shown)
+            took = clock.monotonic() - began
+            stopped.wait(max(every.total_seconds(), _PAUSE * took))
 
 
 def overview_picture(overview: Overview) -> RenderableType:
@@ -256,33 +252,35 @@ def _work(overview: Overview) -> RenderableType:
 
 def _signs(overview: Overview) -> RenderableType:
     rows: list[tuple[output.Cell, ...]] = []
-    never = Text("never", style="red")
     for kind, signs in (("worker", overview.workers or ()), ("beat", overview.beats or ())):
         rows += [(kind, sign.name, _seen(sign)) for sign in signs]
         if not any(sign.is_alive for sign in signs):
             rows.append((kind, Text(f"no {kind} is alive", style="red"), None))
-    duties = {sign.name: sign for sign in overview.duties or ()}
-    for name, duty in DUTIES.items():
-        if name in duties or not duty.is_needed:
-            rows.append(("sweep", name, _seen(duties[name]) if name in duties else never))
+    done = {sign.name: sign for sign in overview.duties or ()}
+    names = [name for name, duty in DUTIES.items() if name in done or not duty.is_needed]
+    rows += [("sweep", name, _seen(done.get(name))) for name in names]
     return output.listed(("", "", "last seen"), rows)
 
 
-def _seen(sign: Sign) -> Text:
+def _seen(sign: Sign | None) -> Text:
+    if sign is None:
+        return Text("never", style="red")
     return Text(f"{length_text(sign.age)} ago", style="green" if sign.is_alive else "red")
 
 
 def counts_picture(counts: Mapping[str, Mapping[Status, int]]) -> RenderableType:
-    rows = list(_every_status(counts).items())
-    if not rows:
+    if not counts:
         return Text("no messages", style="dim")
-    if len(rows) > 1:
-        totals = {status: sum(some[status] for _, some in rows) for status in _STATUSES}
-        rows.append(("all", totals))
-    zero = Text("0", style="dim")
-    cells = [(channel, *(many or zero for many in some.values())) for channel, some in rows]
-    names = [status.value for status in _STATUSES]
-    return output.listed(("channel", *names), cells, right=names)
+    every = _every_status(counts)
+    if len(every) > 1:
+        totals = sum(map(Counter, every.values()), Counter[Status]())
+        every["all"] = _every_status({"all": totals})["all"]
+    zero = output.number_text("0", "dim")
+    rows = [
+        (channel, *(some[status] or zero for status in _STATUSES))
+        for channel, some in every.items()
+    ]
+    return output.listed(("channel", *(status.value for status in _STATUSES)), rows)
 
 
 def _every_status(counts: Mapping[str, Mapping[Status, int]]) -> dict[str, dict[Status, int]]:
@@ -304,8 +302,7 @@ def _limits(channels: Iterable[ChannelFill]) -> RenderableType:
         for channel in channels
         for fill in channel.limits
     ]
-    headings = ("channel", "limit", "used", "waiting", "closed until (UTC)")
-    return output.listed(headings, rows, right=("used", "waiting"))
+    return output.listed(("channel", "limit", "used", "waiting", "closed until (UTC)"), rows)
 
 
 def tops_picture(ranking: Tops) -> RenderableType:
@@ -316,7 +313,7 @@ def tops_picture(ranking: Tops) -> RenderableType:
             fullest = (_fill(full.booked, full.most), full.quota, full.at)
         rows.append((top.name, top.messages, top.next_at, *fullest))
     headings = (ranking.of, "messages", "next (UTC)", "fullest", "quota", "from (UTC)")
-    parts = [output.listed(headings, rows, right=("messages", "fullest"))]
+    parts = [output.listed(headings, rows)]
     if not rows:
         parts = [Text(f"nothing is due within {length_text(ranking.within)}")]
     if not ranking.complete:
@@ -347,7 +344,7 @@ def load_picture(load: LoadToCome, *, limit: int) -> RenderableType:
             )
             for minute in sorted(ranked[:limit], key=lambda minute: minute.at)
         ]
-        parts += [output.listed(names, rows, right=("due", "waiting")), ""]
+        parts += [output.listed(names, rows), ""]
     if not load.channels:
         parts.append(Text(f"nothing is due within {length_text(load.end - load.start)}"))
     if not load.complete:
@@ -361,31 +358,22 @@ def refusals_picture(refusals: Refusals) -> RenderableType:
     if not refusals.rules:
         return Text(f"no submit was refused since {output.second_text(refusals.since)} UTC")
     headings = ("rule", "refused", "next slot within, p50", "p95")
-    rules = [
-        (rule_text(rule.kind, rule.quota), rule.refused, rule.wait_p50, rule.wait_p95)
-        for rule in refusals.rules
-    ]
-    parts = [output.listed(headings, rules, right=headings[1:])]
+    rules = [(_rule(each), each.refused, each.wait_p50, each.wait_p95) for each in refusals.rules]
+    parts = [output.listed(headings, rules)]
     if refusals.last:
-        headings_of_last = ("refused (UTC)", "rule", "for (UTC)", "next slot (UTC)", "scope")
         last = [
-            (
-                refusal.at,
-                rule_text(refusal.kind, refusal.quota),
-                refusal.send_at,
-                refusal.next_slot,
-                refusal.scope,
-            )
+            (refusal.at, _rule(refusal), refusal.send_at, refusal.next_slot, refusal.scope)
             for refusal in refusals.last
         ]
-        parts += [Text(), output.listed(headings_of_last, last)]
+        instants = ("for (UTC)", "next slot (UTC)")
+        parts += ["", output.listed(("refused (UTC)", "rule", *instants, "scope"), last)]
     return Group(*parts)
 
 
-def rule_text(kind: str, quota: str | None) -> str:
-    if quota is None:
+def _rule(refused: RuleRefusals | LastRefusal) -> str:
+    if refused.quota is None:
         return "quiet hours"
-    return f"{quota} of each {kind}" if kind else quota
+    return f"{refused.quota} of each {refused.kind}" if refused.kind else refused.quota
 
 
 def _overview_data(overview: Overview) -> dict[str, Any]:
@@ -426,7 +414,7 @@ output.shapes |= {
 
 def _fill(used: int, most: int) -> Text:
     style = "red" if used >= most else "yellow" if used >= _NEARLY * most else "green"
-    return Text(f"{used:,}/{most:,}", style=style)
+    return output.number_text(f"{used:,}/{most:,}", style)
 
 
 def timeline_picture(timeline: Timeline) -> RenderableType:
@@ -452,7 +440,7 @@ def timeline_picture(timeline: Timeline) -> RenderableType:
             (windows[0].scope, "bold"),
             f"  {start:%a %d %b %Y %H:%M} to {end:%a %d %b %Y %H:%M}  {timeline.zone}",
         ),
-        output.listed(("from", "booked", *names, ""), rows, right=("booked", *names)),
+        output.listed(("from", "booked", *names, ""), rows),
         Text(_MARKS, style="dim"),
     ]
     for window in windows:
@@ -477,7 +465,7 @@ def _cell(quota: QuotaTimeline, step: Span) -> Text:
         span.begins_at <= step.begins_at and step.ends_at <= span.ends_at for span in blocked
     )
     mark = "x" if covers else "-" if blocked else ""
-    return Text(f"{booked}/{quota.quota.count}{mark}", style="red" if mark else "")
+    return output.number_text(f"{booked}/{quota.quota.count}{mark}", "red" if mark else "")
 
 
 def _is_empty(timeline: Timeline, step: Span) -> bool:
