@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Annotated, Any
@@ -157,7 +157,7 @@ def drop(
     _Change("drop", Status.HELD, {"reason": reason}).do(meant)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Change:
     """One change to the messages with some ids, or to all that match, in batches.
 
@@ -171,12 +171,6 @@ class _Change:
     wish: dict[str, Any] = field(default_factory=dict)
     zone: str | None = None
     also: str = ""
-    dispatcher: Dispatcher = field(init=False)
-    answered: UUID | None = field(default=None, init=False)
-    doubtful: Sequence[UUID] = field(default=(), init=False)
-    done: int = field(default=0, init=False)
-    reasons: Counter[str] = field(default_factory=Counter, init=False)
-    refusals: list[tuple[UUID, DispatcherError]] = field(default_factory=list, init=False)
 
     @property
     def moves(self) -> bool:
@@ -184,36 +178,36 @@ class _Change:
         return self.verb == "reschedule"
 
     def do(self, meant: _ChangeFilters) -> None:
-        with Dispatcher() as self.dispatcher:
-            wanted = meant.wanted
-            selection = Selection.of(wanted)
-            is_filtered = meant.every or selection != Selection()
+        wanted = meant.wanted
+        selection = Selection.of(wanted)
+        is_filtered = meant.every or selection != Selection()
+        if meant.message_ids and is_filtered:
+            raise InvalidValue("ID", "given together with a filter", "one of them")
+        if selection.status not in (None, self.status):
+            problem = f"this command does not apply to {selection.status} messages"
+            raise InvalidValue("--status", problem, f"{self.status}, or no --status")
+        if not meant.message_ids and not is_filtered:
+            accepted = "ids, a filter such as --channel, or --all"
+            raise InvalidValue("ID", "no message is named", accepted)
+        wanted["status"] = self.status
+        with Dispatcher() as dispatcher:
             if meant.message_ids:
-                if is_filtered:
-                    raise InvalidValue("ID", "given together with a filter", "one of them")
-                self._by_ids(meant.message_ids)
-                return
-            if selection.status not in (None, self.status):
-                problem = f"this command does not apply to {selection.status} messages"
-                raise InvalidValue("--status", problem, f"{self.status}, or no --status")
-            if not is_filtered:
-                accepted = "ids, a filter such as --channel, or --all"
-                raise InvalidValue("ID", "no message is named", accepted)
-            wanted["status"] = self.status
-            self._by_filter(wanted, meant)
+                code = self._by_ids(dispatcher, meant.message_ids)
+            else:
+                code = self._by_filter(dispatcher, wanted, asks=not meant.yes)
+        raise typer.Exit(code)
 
-    def _by_ids(self, message_ids: Sequence[str]) -> None:
-        """Change each message, though others are refused; end with the first refusal's code."""
+    def _by_ids(self, dispatcher: Dispatcher, message_ids: Sequence[str]) -> int:
+        """Change each message, though others are refused; return the first refusal's code."""
         if len(message_ids) == 1:
-            message = self._one(message_ids[0])
-            text = output.outcome_text(message, with_time=self.moves)
-            output.tell(message, text)
-            return
+            message = self._one(dispatcher, message_ids[0])
+            output.tell(message, output.outcome_text(message, with_time=self.moves))
+            return 0
         done: list[Message] = []
         codes: list[int] = []
         try:
             for message_id in message_ids:
-                answer = self._answer(message_id)
+                answer = self._answer(dispatcher, message_id)
                 if isinstance(answer, Message):
                     done.append(answer)
                 else:
@@ -222,78 +216,80 @@ class _Change:
         finally:
             lines = [output.outcome_text(message, with_time=self.moves) for message in done]
             output.tell(done, Text("\n").join(lines))
-        raise typer.Exit(codes[0] if codes else 0)
+        return codes[0] if codes else 0
 
-    def _by_filter(self, wanted: Wanted, meant: _ChangeFilters) -> None:
-        matched = self.dispatcher.count(**wanted)
+    def _by_filter(self, dispatcher: Dispatcher, wanted: Wanted, *, asks: bool) -> int:
+        """Change what matches, no more than was confirmed; return the first refusal's code."""
+        matched = dispatcher.count(**wanted)
         what = f"{matched:,} message{'' if matched == 1 else 's'}"
-        if matched and not meant.yes:
+        if matched and asks:
             confirm(f"{self.verb} {what}{self.also}?")
-        code = 0
+        matching = dispatcher.select(oldest_first=True, **wanted)
+        ids = (message.id for message in islice(matching, matched))
+        batch: list[UUID] = []
+        answered, done, code = None, 0, 0
+        reasons: Counter[str] = Counter()
+        refusals: list[tuple[UUID, DispatcherError]] = []
         try:
             with terminated_like_interrupted(), bar() as shown:
                 task = shown.add_task(self.verb, total=matched)
-                for number in self._run(wanted, matched):
-                    shown.update(task, completed=number)
+                while batch := list(islice(ids, _BATCH)):
+                    for message_id, answer in zip(
+                        batch, self._answers(dispatcher, batch), strict=True
+                    ):
+                        if isinstance(answer, Unavailable):
+                            raise answer
+                        if isinstance(answer, Message):
+                            done += 1
+                        else:
+                            reasons[_reason(answer)] += 1
+                            if len(refusals) < _MOST_NAMED:
+                                refusals.append((message_id, answer))
+                        shown.update(task, completed=done + reasons.total())
+                    answered, batch = batch[-1], []
         except (Unavailable, KeyboardInterrupt) as error:
-            code = say_stopped(error, self._how_to_go_on())
-        refusals = [{"id": each, "error": str(error)} for each, error in self.refusals]
+            code = say_stopped(error, self._how_to_go_on(answered, batch))
         data = {
             "matched": matched,
-            "done": self.done,
-            "refused": dict(self.reasons.most_common()),
-            "refusals": refusals,
+            "done": done,
+            "refused": dict(reasons.most_common()),
+            "refusals": [{"id": each, "error": str(error)} for each, error in refusals],
             "complete": code == 0,
         }
-        lines = [f"{self.verb}: {self.done:,} of {what} done"]
-        lines += [f"  not done {many:,}: {reason}" for reason, many in self.reasons.most_common()]
+        lines = [f"{self.verb}: {done:,} of {what} done"]
+        lines += [f"  not done {count:,}: {reason}" for reason, count in reasons.most_common()]
         output.tell(data, "\n".join(lines))
-        first = next((exit_code(error) for _, error in self.refusals), 0)
-        raise typer.Exit(code or first)
+        return code or next((exit_code(error) for _, error in refusals), 0)
 
-    def _run(self, wanted: Wanted, matched: int) -> Iterator[int]:
-        """Change what matches, no more than was confirmed; yield how many were answered."""
-        matching = self.dispatcher.select(oldest_first=True, **wanted)
-        ids = (message.id for message in islice(matching, matched))
-        many = getattr(self.dispatcher, f"{self.verb}_many", None)
-        while batch := list(islice(ids, _BATCH)):
-            self.doubtful = batch
-            answers = many(batch, **self.wish) if many else map(self._answer, batch)
-            for message_id, answer in zip(batch, answers, strict=True):
-                if isinstance(answer, Unavailable):
-                    raise answer
-                self._note(message_id, answer)
-                yield self.done + self.reasons.total()
-            self.answered, self.doubtful = batch[-1], ()
+    def _answers(self, dispatcher: Dispatcher, batch: Sequence[UUID]) -> Iterable[_Answer]:
+        if many := getattr(dispatcher, f"{self.verb}_many", None):
+            answers: list[_Answer] = many(batch, **self.wish)
+            return answers
+        return (self._answer(dispatcher, message_id) for message_id in batch)
 
-    def _one(self, message_id: UUID | str) -> Message:
-        with output.refused_in(self.zone):
-            message: Message = getattr(self.dispatcher, self.verb)(message_id, **self.wish)
-            return message
-
-    def _answer(self, message_id: UUID | str) -> _Answer:
+    def _answer(self, dispatcher: Dispatcher, message_id: UUID | str) -> _Answer:
         try:
-            return self._one(message_id)
+            return self._one(dispatcher, message_id)
         except Unavailable:
             raise
         except DispatcherError as error:
             return error
 
-    def _note(self, message_id: UUID, answer: _Answer) -> None:
-        if isinstance(answer, Message):
-            self.done += 1
-            return
-        late = f"already {answer.status}" if isinstance(answer, TooLate) else ""
-        self.reasons[late or reason_of(answer)] += 1
-        if len(self.refusals) < _MOST_NAMED:
-            self.refusals.append((message_id, answer))
+    def _one(self, dispatcher: Dispatcher, message_id: UUID | str) -> Message:
+        with output.refused_in(self.zone):
+            message: Message = getattr(dispatcher, self.verb)(message_id, **self.wish)
+            return message
 
-    def _how_to_go_on(self) -> str:
+    def _how_to_go_on(self, answered: UUID | None, doubtful: Sequence[UUID]) -> str:
         if not self.moves:
             return f"Run it again: what was changed does not match {self.status} any more."
-        rest = f"go on with --made-after {self.answered}" if self.answered else "run it again"
-        if not self.doubtful:
+        rest = f"go on with --made-after {answered}" if answered else "run it again"
+        if not doubtful:
             return f"Changed messages still match, so do not change them twice: {rest}."
-        first, last = self.doubtful[0], self.doubtful[-1]
+        first, last = doubtful[0], doubtful[-1]
         behind = f"go on with --made-after {last}"
         return f"Look at {first}: if all up to {last} were changed, {behind}, else {rest}."
+
+
+def _reason(error: DispatcherError) -> str:
+    return f"already {error.status}" if isinstance(error, TooLate) else reason_of(error)
