@@ -36,15 +36,29 @@ class Ran:
 Run = Callable[..., Ran]
 
 
+def house_with(**settings: Any) -> pytest.MarkDecorator:
+    """Mark a test whose house has these settings."""
+    return pytest.mark.parametrize("settings", [settings], ids=[""])
+
+
+@pytest.fixture
+def settings() -> dict[str, Any]:
+    """Give the settings of the house other than the usual ones; tests replace it by a parameter."""
+    return {}
+
+
 @pytest.fixture
 def house(
-    redis_server: RedisServer, sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    redis_server: RedisServer,
+    sqlite_url: str,
+    settings: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[House]:
     """Give a house on SQLite with the machine's clock; the environment leads commands to it."""
     monkeypatch.chdir(tmp_path)
-    with house_on(
-        redis_server, sqlite_url, clock=SystemClock(), data_dir=tmp_path / "data"
-    ) as house:
+    own = {"data_dir": tmp_path / "data"} | settings
+    with house_on(redis_server, sqlite_url, clock=SystemClock(), **own) as house:
         for name, value in house.settings.environment().items():
             monkeypatch.setenv(name, value)
         yield house

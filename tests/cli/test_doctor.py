@@ -24,31 +24,25 @@ def at_work(house: House) -> None:
     note_at_work(house)
 
 
-def test_a_sound_deployment_ends_with_0(house: House, run: Run) -> None:
+def test_a_sound_deployment_ends_with_0_and_one_with_warnings_with_1_only_when_strict(
+    house: House, run: Run
+) -> None:
     ran = run("doctor", "--strict")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.splitlines()[-1] == "48 ok"
     data = run("doctor", "--json").data
-    assert data["level"] == "ok"
+    assert (data["level"], len({each["check"] for each in data["findings"]})) == ("ok", 48)
     assert data["counts"] == {"ok": 48, "warning": 0, "error": 0, "skipped": 0}
-    assert len({each["check"] for each in data["findings"]}) == 48
     assert data["findings"][3] == {
-        "check": "redis.eviction",
-        "level": "ok",
-        "found": "nothing is evicted",
-        "remedy": None,
+        "check": "redis.eviction", "level": "ok", "found": "nothing is evicted", "remedy": None,
         "stops_worker": False,
-    }
-
-
-def test_warnings_end_with_1_only_when_strict(house: House, run: Run) -> None:
+    }  # fmt: skip
     house.parts.signs.forget(Kind.BEAT, "somebody")
     ran = run("doctor")
-    assert ran.code == 0
-    assert ran.out.splitlines()[-1] == "47 ok, 1 warning"
+    assert (ran.code, ran.out.splitlines()[-1]) == (0, "47 ok, 1 warning")
     assert "no beat is alive" in ran.out
-    assert run("doctor", "--strict").code == 1
-    assert run("doctor", "--json").data["level"] == "warning"
+    strict = run("doctor", "--strict", "--json")
+    assert (strict.code, strict.data["level"]) == (1, "warning")
 
 
 def test_neither_bodies_nor_passwords_are_shown(
@@ -58,11 +52,8 @@ def test_neither_bodies_nor_passwords_are_shown(
     house.sql(
         "UPDATE dispatcher_messages SET channel = 'fax', enqueue_at = '2020-01-01 00:00:00.000'"
     )
-    for name, url in (
-        ("REDIS", "redis://:hunter2@127.0.0.1:1/0"),
-        ("BROKER", "redis://:hunter2@127.0.0.1:1/1"),
-    ):
-        monkeypatch.setenv(f"DISPATCHER_{name}_URL", url)
+    for name in ("REDIS", "BROKER"):
+        monkeypatch.setenv(f"DISPATCHER_{name}_URL", "redis://:hunter2@127.0.0.1:1/0")
     for ran in (run("doctor"), run("doctor", "--json")):
         assert ran.code == 1
         assert "fax (1)" in ran.out
@@ -70,13 +61,14 @@ def test_neither_bodies_nor_passwords_are_shown(
         assert "ada-secret" not in ran.out + ran.err
 
 
-def test_an_app_of_the_users_is_named_as_for_celery(
+def test_an_app_is_named_as_for_celery_and_an_installed_one_examined_with_its_own_settings(
     house: House, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "users_shop.py").write_text(
-        "from celery import Celery\n"
-        f"app = Celery('shop', broker={house.settings.broker_url!r}, set_as_current=False)\n"
-    )
+    plain = "from celery import Celery\napp = Celery('shop', broker={!r}, set_as_current=False)\n"
+    installing = "import dispatcher\ndispatcher.install(app, dispatcher.Settings.load())\n"
+    text = plain.format(house.settings.broker_url)
+    (tmp_path / "users_shop.py").write_text(text)
+    (tmp_path / "installed_shop.py").write_text(text + installing)
     monkeypatch.syspath_prepend(tmp_path)
     ran = run("doctor", "--app", "users_shop", "--json")
     assert ran.code == 1
@@ -85,18 +77,6 @@ def test_an_app_of_the_users_is_named_as_for_celery(
     assert "enqueue_due, rescue, reconcile, prune" in attached["found"]
     for name in ("no_such_shop", "dispatcher.times.clock:SystemClock"):
         assert run("doctor", "-A", name).code == 2
-
-
-def test_an_app_that_was_installed_is_examined_with_its_own_settings(
-    house: House, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "installed_shop.py").write_text(
-        "from celery import Celery\n"
-        "import dispatcher\n"
-        "app = Celery('shop', set_as_current=False)\n"
-        "dispatcher.install(app, dispatcher.Settings.load())\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
     importlib.import_module("installed_shop")
     monkeypatch.setenv("DISPATCHER_QUEUE", "another")
     monkeypatch.setenv("DISPATCHER_BROKER_URL", "redis://127.0.0.1:1/0")
@@ -145,66 +125,49 @@ def test_a_worker_starts_while_its_servers_are_away(
 AT = "2028-01-01T11:11:11Z"
 
 
-@pytest.fixture
-def wrong(house: House) -> House:
-    """Give a house in which ada's place is gone and somebody unknown has one."""
-    message = house.submit(send_at=AT)
-    house.submit("ben", send_at=AT)
-    house.redis.zrem(house.keys("ada").window("ada"), message.id.bytes)
-    unknown = {new_id().bytes: to_ms(message.send_at)}
-    house.redis.zadd(house.keys("[red]x").window("[red]x"), unknown)
-    return house
-
-
 def test_equal_ends_with_0(house: House, run: Run) -> None:
     house.submit(send_at=AT)
     ran = run("windows", "verify")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.split("\n")[0] == "1 messages and 1 reservations compared: equal"
+    counts = {"missing": 0, "at another time": 0, "orphan": 0, "under way": 0, "foreign": 0}
     assert run("windows", "verify", "--json").data == {
-        "equal": True,
-        "messages": 1,
-        "reservations": 1,
-        "counts": {"missing": 0, "at another time": 0, "orphan": 0, "under way": 0, "foreign": 0},
-        "closed_shards": [],
+        "equal": True, "messages": 1, "reservations": 1, "counts": counts, "closed_shards": [],
         "differences": [],
-    }
-
-
-def test_differences_end_with_1_and_are_named(
-    wrong: House, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(verification, "_BETWEEN_LOOKS_SECONDS", 0.01)
-    before = wrong.snapshot()
-    ran = run("windows", "verify")
-    assert ran.code == 1
-    for part in ("not equal", "1 missing", "1 orphan", "ada", "[red]x"):
-        assert part in ran.out
-    as_json = run("windows", "verify", "--json")
-    assert as_json.code == 1
-    faults = {(each["fault"], each["scope"]) for each in as_json.data["differences"]}
-    assert faults == {("missing", "ada"), ("orphan", "[red]x")}
-    [missing] = [each for each in as_json.data["differences"] if each["fault"] == "missing"]
-    assert (missing["send_at"], missing["booked_at"]) == ("2028-01-01T11:11:11.000Z", None)
-    assert wrong.snapshot() == before, "looking changes nothing"
-
-
-def test_a_closed_shard_is_not_equal(house: House, run: Run) -> None:
+    }  # fmt: skip
     house.redis.delete(house.keys("ada").epoch)
     ran = run("windows", "verify")
     assert ran.code == 1
     assert f"not complete, so not judged: shards {house.keys('ada').shard}" in ran.out
 
 
-def test_rebuild_puts_everything_right(
-    wrong: House, run: Run, monkeypatch: pytest.MonkeyPatch
+def test_differences_end_with_1_and_are_named_until_a_rebuild(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(verification, "_BETWEEN_LOOKS_SECONDS", 0.01)
     monkeypatch.setenv("DISPATCHER_SETTLE", "0.05")
+    message = house.submit(send_at=AT)
+    house.submit("ben", send_at=AT)
+    house.redis.zrem(house.keys("ada").window("ada"), message.id.bytes)
+    unknown = {new_id().bytes: to_ms(message.send_at)}
+    house.redis.zadd(house.keys("[red]x").window("[red]x"), unknown)
+    before = house.snapshot()
+    ran = run("windows", "verify")
+    assert ran.code == 1
+    for part in ("not equal", "1 missing", "1 orphan", "ada", "[red]x"):
+        assert part in ran.out
+    as_json = run("windows", "verify", "--json")
+    assert as_json.code == 1
+    missing, orphan = sorted(as_json.data["differences"], key=lambda each: str(each["fault"]))
+    assert (missing["fault"], missing["scope"]) == ("missing", "ada")
+    assert (missing["send_at"], missing["booked_at"]) == ("2028-01-01T11:11:11.000Z", None)
+    assert (orphan["fault"], orphan["scope"]) == ("orphan", "[red]x")
+    assert house.snapshot() == before, "looking changes nothing"
     ran = run("windows", "rebuild", "--yes")
     assert (ran.code, ran.err) == (0, "")
     assert "4 of 4 shards rebuilt" in ran.out
     assert run("windows", "verify").code == 0
-    assert wrong.reservations() == wrong.all_members()
+    assert house.reservations() == house.all_members()
 
 
 def test_rebuild_exits_with_1_where_another_process_rebuilds_a_shard(

@@ -479,7 +479,7 @@ def test_a_table_is_read_back_the_same(run: Run, stored: list[Message], tmp_path
 def test_the_format_is_the_one_asked_for_else_that_of_the_name(
     house: House, run: Run, line: str, is_table: bool
 ) -> None:
-    path = Path(line.split()[0])
+    path = Path(line.split(maxsplit=1)[0])
     assert run("export", "--to-file", *line.split()).code == 0
     assert path.read_text(encoding="utf-8").startswith("id,channel,") is is_table
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
-from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from dispatcher import Dispatcher, Message, Settings, StoreUnavailable
-from dispatcher.app import App
+from dispatcher import Dispatcher, Message, StoreUnavailable
 from dispatcher.cli import output
 from dispatcher.operations.overview import Overview
 from dispatcher.telemetry.liveness import LOST_AFTER, Kind
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, house_with
 from tests.support.house import House
 
 HOUR, MINUTE, SECOND = timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1)
@@ -38,23 +35,18 @@ def some(house: House) -> list[Message]:
     return found
 
 
-def test_status_as_json_tells_everything(run: Run, some: list[Message]) -> None:
+def test_status_tells_what_is_wrong(run: Run, some: list[Message]) -> None:
     ran = run("status", "--json")
     assert (ran.code, ran.err) == (0, "")
     data = ran.data
-    assert data["counts"]["memory"]["scheduled"] == 3
-    assert data["counts"]["memory"]["cancelled"] == 1
-    assert data["counts"]["file"]["scheduled"] == 1
-    assert data["counts_complete"] is True
-    assert data["overdue"]["messages"] == 1
-    assert data["overdue"]["oldest"] == str(some[3].id)
+    counts = data["counts"]["memory"]
+    assert (counts["scheduled"], counts["cancelled"]) == (3, 1)
+    assert (data["counts"]["file"]["scheduled"], data["counts_complete"]) == (1, True)
+    assert (data["overdue"]["messages"], data["overdue"]["oldest"]) == (1, str(some[3].id))
     assert 170 < data["overdue"]["longest"] < 300
     assert (sum(data["load"]["minutes"]), len(data["load"]["minutes"])) == (2, 60)
     assert (data["held"], data["limits"], data["silence"]) == (0, [], None)
     assert (data["workers"], data["beats"], data["duties"]) == ([], [], {})
-
-
-def test_status_for_people_says_what_is_wrong(run: Run, some: list[Message]) -> None:
     out = run("status").out
     assert "1, the oldest for 3 minutes" in out
     assert f"dispatcher show {some[3].id}" in out
@@ -89,17 +81,14 @@ def test_status_shows_workers_beats_and_duties(house: House, run: Run) -> None:
     assert [each["alive"] for each in workers] == [True, False]
 
 
+LIMITED = {"memory": {"transport": "memory", "limits": ["10/minute"], "concurrency": 3}}
+
+
+@house_with(channels=LIMITED)
 def test_the_fill_of_limits_is_looked_at_and_changes_nothing(
     house: House, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    channels = {"memory": {"transport": "memory", "limits": ["10/minute"], "concurrency": 3}}
-    monkeypatch.setenv("DISPATCHER_CHANNELS", json.dumps(channels))
     message = house.submit(send_in=HOUR)
-    before = house.snapshot()
-    assert [run(*each).code for each in (["status"], ["top"], ["show", str(message.id)])] == [0] * 3
-    assert house.snapshot() == before, "though its settings reach further than Redis is complete"
-    with closing(App(Settings.load())) as parts:
-        parts.reconciler.reconcile(settle=timedelta(0))
     before = house.snapshot()
     [found] = run("status", "--json").data["limits"]
     assert found == {
@@ -112,7 +101,10 @@ def test_the_fill_of_limits_is_looked_at_and_changes_nothing(
         "closed_until": None,
     }
     assert "0/10" in run("status").out
-    assert house.snapshot() == before
+    monkeypatch.setenv("DISPATCHER_QUOTAS", "1/20 days")
+    for command in (["status"], ["top"], ["show", str(message.id)]):
+        assert run(*command).err == ""
+    assert house.snapshot() == before, "though its settings reach further than Redis is complete"
 
 
 def test_without_redis_the_rest_is_told(

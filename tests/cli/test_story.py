@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 
 import pytest
 
 from dispatcher import Message, PermanentFailure, TemporaryFailure
 from dispatcher.times.send_time import as_text
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, house_with
 from tests.cli.test_commands import MESSAGE_FIELDS, STORY_FIELDS
-from tests.support.house import House, house_on
+from tests.support.house import House
 
 HOUR = timedelta(hours=1)
 ATTEMPT_FIELDS = {"token", "started_at", "finished_at", "outcome", "error", "receipt"}
@@ -41,14 +40,10 @@ def test_a_shift_tells_from_when_and_in_which_scopes_it_has_its_place(
     assert data["next"]["at"] == as_text(shifted.send_at - house.settings.horizon)
 
 
-def test_scopes_are_shown_as_count_takes_them(
-    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kinds = {name: {"quotas": "7/hour"} for name in ("tenant", "order")}
-    monkeypatch.setenv("DISPATCHER_SCOPES", json.dumps(kinds))
-    with house_on(house.server, house.url, clock=house.clock, scopes=kinds) as other:
-        message = other.submit(send_in=HOUR, scopes={"tenant": "acme", "order": "17"})
-    lines = run("show", str(message.id)).out.splitlines()
+@house_with(scopes={name: {"quotas": "7/hour"} for name in ("tenant", "order")})
+def test_scopes_are_shown_as_count_takes_them(house: House, run: Run) -> None:
+    message = house.submit(send_in=HOUR, scopes={"tenant": "acme", "order": "17"})
+    lines = told(run, message).splitlines()
     [shown] = [line for line in lines if line.startswith("scopes")]
     assert set(shown.removeprefix("scopes").strip().split(", ")) == {"tenant=acme", "order=17"}
 
@@ -89,37 +84,32 @@ def test_each_try_is_told_with_what_came_of_it_and_what_comes_next(house: House,
 
 
 def test_when_celery_was_given_it_is_told_among_what_happened(house: House, run: Run) -> None:
-    """Submitted, enqueued by the sweep, tried: in the order of their times."""
+    """Submitted, enqueued by the sweep, tried, enqueued again: in the order of their times."""
+    house.fail_sends(TemporaryFailure("busy", retry_after=HOUR))
     far = house.submit(send_in=HOUR)
     assert far.enqueued_at is None
     assert "enqueued" not in told(run, far)
-    house.change([far], enqueue_at=house.database_time())
-    assert house.parts.sweep.enqueue_due() == 1
-    at = house.dispatcher.get(far.id).enqueued_at
+
+    def enqueued() -> str:
+        house.change([far], enqueue_at=house.database_time())
+        assert house.parts.sweep.enqueue_due() == 1
+        return told(run, far).split("what happened", 1)[1]
+
+    enqueued()
+    at = house.again(far).enqueued_at
     assert at is not None
     house.change([far], next_attempt_at=house.database_time())
     house.deliver(far)
     out = told(run, far).split("what happened", 1)[1]
-    happened = [line for line in out.splitlines() if "to Celery" in line]
-    assert len(happened) == 1
-    assert happened[0].split()[:2] == f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1_000:03}".split()
-    places = [
-        out.index(what) for what in ("submitted", "reserved", "enqueued", "attempt 1", "sent")
-    ]
+    [happened] = [line for line in out.splitlines() if "to Celery" in line]
+    assert happened.split()[:2] == f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1_000:03}".split()
+    places = [out.index(what) for what in ("submitted", "reserved", "enqueued", "attempt 1")]
     assert places == sorted(places)
     assert run("show", str(far.id), "--json").data["enqueued_at"] == as_text(at)
     [row] = run("export").lines
     assert row["enqueued_at"] == as_text(at)
-
-
-def test_a_try_after_which_it_was_enqueued_again_comes_before(house: House, run: Run) -> None:
-    house.fail_sends(TemporaryFailure("busy", retry_after=HOUR))
-    message = house.submit()
-    house.deliver(message)
-    house.change([message], enqueue_at=house.database_time())
-    assert house.parts.sweep.enqueue_due() == 1
-    out = told(run, message)
-    assert out.index("attempt 1") < out.index("to Celery")
+    again = enqueued()
+    assert again.index("attempt 1") < again.index("to Celery")
 
 
 def test_the_story_names_the_claim_the_decision_and_the_deletion(house: House, run: Run) -> None:
@@ -145,16 +135,12 @@ def test_the_story_names_the_claim_the_decision_and_the_deletion(house: House, r
     assert told(run, sent).split().count("sent") == 2, "its status, and its only try"
 
 
-def test_without_redis_the_rest_is_told(
+def test_a_place_that_was_lost_is_told_and_one_that_cannot_be_seen(
     house: House, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message = house.submit(send_in=HOUR)
+    house.redis.delete(house.keys("ada").window("ada"))
+    assert "no reservation  of ada any more" in told(run, message)
     monkeypatch.setenv("DISPATCHER_REDIS_URL", "redis://127.0.0.1:1")
     assert "Redis does not answer" in told(run, message)
     assert run("show", str(message.id), "--json").data["reservations"] is None
-
-
-def test_a_place_that_was_lost_is_told(house: House, run: Run) -> None:
-    message = house.submit(send_in=HOUR)
-    house.redis.delete(house.keys("ada").window("ada"))
-    assert "no reservation  of ada any more" in told(run, message)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, house_with
 from tests.support.house import House
 
 URL = "https://shop.example/hooks/hunter2?token=hunter2"
@@ -17,10 +17,7 @@ CHANNELS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def channels(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DISPATCHER_CHANNELS", json.dumps(CHANNELS))
-    monkeypatch.setenv("DISPATCHER_STATUS_CHANNEL", "status")
+pytestmark = house_with(channels=CHANNELS, status_channel="status")
 
 
 @pytest.mark.parametrize("command", ["submit", "update"])

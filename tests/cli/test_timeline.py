@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from dispatcher.times.send_time import as_text
-from tests.cli.conftest import Run
-from tests.support.house import House, house_on
+from tests.cli.conftest import Run, house_with
+from tests.support.house import House
 
 BERLIN = "Europe/Berlin"
 DAY = datetime(2028, 3, 25, 8, tzinfo=UTC)
@@ -53,24 +52,21 @@ def test_a_row_an_hour_with_counts_and_what_blocks(busy: House, run: Run) -> Non
 def test_the_next_free_slots_follow(busy: House, run: Run) -> None:
     start = (DAY + timedelta(hours=2)).isoformat()
     lines = run("timeline", "ada", "--start", start).out.splitlines()
+    assert not any("nothing is booked" in line for line in lines)
+    assert "ben: nothing is booked, at any time" in run("timeline", "ben", "--start", start).out
     slots = lines[lines.index("next free slots") + 1 :]
     assert slots[0] == "  Sat 25 Mar 10:01:00  free until Sat 25 Mar 10:29:00.001"
     assert [line[13:21] for line in slots] == ["10:01:00", "10:31:00", "13:00:00", "15:01:00"]
 
 
-def test_quiet_hours_and_the_quotas_of_a_channel_are_shown(
-    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sms = {
-        "transport": "memory",
-        "quotas": "40/hour",
-        "recipient_quotas": "3/day in Europe/Berlin",
-        "quiet_hours": "21:00-08:00",
-    }
-    monkeypatch.setenv("DISPATCHER_CHANNELS", json.dumps({"sms": sms}))
-    with house_on(house.server, house.url, clock=house.clock, channels={"sms": sms}) as other:
-        other.submit(channel="sms", send_at=DAY)
-        lines = run(*ADA, "--channel", "sms", "--zone", BERLIN).out.splitlines()
+SMS = {"transport": "memory", "quotas": "40/hour", "recipient_quotas": "3/day in Europe/Berlin",
+       "quiet_hours": "21:00-08:00"}  # fmt: skip
+
+
+@house_with(channels={"sms": SMS})
+def test_quiet_hours_and_the_quotas_of_a_channel_are_shown(house: House, run: Run) -> None:
+    house.submit(channel="sms", send_at=DAY)
+    lines = run(*ADA, "--channel", "sms", "--zone", BERLIN).out.splitlines()
     assert rows(lines)["22:00"][-2:] == ["quiet", "hours"]
     assert "40/hour of channel.sms" in " ".join(" ".join(lines).split())
     for count in ("1/3", "1/40", "1/10"):
@@ -114,27 +110,17 @@ def test_slots_without_a_channel_say_whose_rules_they_leave_out(
     assert len(run("next-slot", "--recipient", "ada").out.splitlines()) == 1
 
 
-def test_an_unknown_scope_says_so(house: House, run: Run) -> None:
-    ran = run("timeline", "memory", "--start", DAY.isoformat())
-    assert "memory: nothing is booked, at any time" in ran.out
-    assert len(ran.out.splitlines()) < 12
-
-
-def test_a_recipient_is_spelt_or_refused_as_by_a_submit(
-    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sms = {"transport": "memory", "recipients": "phone"}
-    monkeypatch.setenv("DISPATCHER_CHANNELS", json.dumps({"sms": sms}))
-    monkeypatch.setenv("DISPATCHER_DEFAULT_CHANNELS", "false")
+@house_with(
+    channels={"sms": {"transport": "memory", "recipients": "phone"}}, default_channels=False
+)
+def test_a_recipient_is_spelt_or_refused_as_by_a_submit(house: House, run: Run) -> None:
     ada = "+49 151 2345678"
-    with house_on(house.server, house.url, clock=house.clock, channels={"sms": sms}) as other:
-        booked = [
-            other.submit(ada, channel="sms", send_at=DAY).id,
-            other.submit(ada, channel="sms", scope="team 7", send_at=DAY).id,
-            other.submit(ada, channel="sms", scope="0049 7", send_at=DAY).id,
-        ]
+    booked = {
+        scope: house.submit(ada, channel="sms", scope=own, send_at=DAY).id
+        for scope, own in ((ada, None), ("team 7", "team 7"), ("0049 7", "0049 7"))
+    }
     for channel in ([], ["--channel", "sms"]):
-        for scope, message_id in zip((ada, "team 7", "0049 7"), booked, strict=True):
+        for scope, message_id in booked.items():
             shown = run("timeline", scope, *channel, "--start", DAY.isoformat(), "--json").data
             assert str(message_id) in str(shown["windows"]), scope
         refused = run("timeline", "0151", *channel)
