@@ -175,10 +175,8 @@ class Operations(ABC):
             if decision or decision.state is State.OVERSIZED:
                 return decision
             left = deadline - clock.monotonic()
-            pause, held = self._waits(decision)
-            soon = min(held, _LONGEST_PAUSE_FOR_HOLDS)
-            pause = max(pause, min(soon, left) if left > 0 else soon)
-            if pause > left:
+            pause = self._pause_after(decision, left)
+            if left <= 0 or pause > left:
                 return decision
             if waited:
                 # Another caller took the room. Callers that were given the same time must spread.
@@ -193,11 +191,7 @@ class Operations(ABC):
             reply = await self._call(self._direct.call, keys, request)
             if len(reply) > 1:  # else it must be called in the ordinary way
                 return limit_set.decision(reply[0], reply[1:], permit)
-        now, *reply = await self._reply(
-            "limits_acquire",
-            limit_set.key_names(keys),
-            lambda now: (limit_set.span, *limit_set.words(now), *request),
-        )
+        now, *reply = await self._reply("limits_acquire", limit_set.key_names(keys), request)
         return limit_set.decision(now, reply, permit)
 
     async def _answered(self, asking: Awaitable[Decision], permit: str) -> Decision:
@@ -207,29 +201,34 @@ class Operations(ABC):
             return self._limit_set.unknown(error, permit)
 
     async def _reply(
-        self, script: str, names: Sequence[str], words: Callable[[int], Words]
+        self,
+        script: str,
+        names: Sequence[str],
+        request: Words,
+        limits: Sequence[tuple[Algorithm, int]] | None = None,
     ) -> Reply:
         """Ask, and ask again with other calendar periods where the server's time needs them."""
+        limit_set = self._limit_set
         for _ in range(_TRIES):
-            now_ms = self._limit_set.server_ms()
-            reply: Reply = await self._call(self._script(script), names, words(now_ms))
+            now_ms = limit_set.server_ms()
+            of_limits = (
+                limit_set.words(now_ms) if limits is None else limit_set.words_of(now_ms, limits)
+            )
+            words = (limit_set.span, *of_limits, *request)
+            reply: Reply = await self._call(self._script(script), names, words)
             if len(reply) > 1:
                 return reply
-            self._limit_set.shift_ms += reply[0] - now_ms
+            limit_set.shift_ms += reply[0] - now_ms
         raise LimitersUnavailable("the clock of Redis or of this machine keeps jumping")
 
-    def _waits(self, refused: Decision) -> tuple[float, float]:
-        """Return how long a refusal lasts at least, in seconds, and how long for its holds at most.
-
-        Holds may end before the time that their limit names.
-        """
-        seconds, held = 0.0, 0.0
-        for refusal in refused.refusals:
-            if self.limits[refusal.index].hold_ms:
-                held = max(held, refusal.retry_after.total_seconds())
-            else:
-                seconds = max(seconds, refusal.retry_after.total_seconds())
-        return seconds, held
+    def _pause_after(self, refused: Decision, left: float) -> float:
+        """Return after how many seconds to ask again. A hold may be returned before it ends."""
+        return max(
+            min(refusal.retry_after.total_seconds(), _LONGEST_PAUSE_FOR_HOLDS, left)
+            if self.limits[refusal.index].hold_ms
+            else refusal.retry_after.total_seconds()
+            for refusal in refused.refusals
+        )
 
     # Holds and cool-downs.
 
@@ -323,11 +322,7 @@ class Operations(ABC):
         key = next((request.keys[0] for request in part if request.keys), "")
         names = [*limit_set.permit_names(key), *limit_of]
         text = json.dumps([before, requests])
-        now, *replies, after = await self._reply(
-            "limits_acquire",
-            names,
-            lambda now: (limit_set.span, *limit_set.words_of(now, limits), text),
-        )
+        now, *replies, after = await self._reply("limits_acquire", names, (text,), limits)
         standings.update(zip(limit_of, after, strict=True))
         return [
             limit_set.decision(now, reply, request.permit, request.limits)
@@ -441,11 +436,8 @@ class Limiter(Operations):
         0 when the id is not known (any more), was returned before, or belongs to a window that has
         ended. In each case the id is unknown afterwards: a request with it takes permits anew.
         """
-        limit_set, names = self._limit_set, self._limit_set.key_names(keys)
-        checked(permit)
-        _, returned = await self._reply(
-            "limits_give_back", names, lambda now: (limit_set.span, permit, *limit_set.words(now))
-        )
+        names = self._limit_set.key_names(keys)
+        _, returned = await self._reply("limits_give_back", names, (checked(permit),))
         return int(returned)
 
     @_at_once

@@ -1,7 +1,7 @@
 -- Return the permits of one id to all limits that they were taken from.
 --
 -- KEYS  1, 2 remembered permits, HASHes   3... state of each limit
--- ARGV  1 span for which permits are remembered, ms   2 permit id   3... per limit: kind, words
+-- ARGV  1 span for which permits are remembered, ms   2... per limit: kind, words   then permit id
 -- Reply {now}   the calendar periods of a limit do not cover the present
 --       or now, ms, and how many permits were returned
 --
@@ -10,11 +10,11 @@
 
 -- @include limits.lua
 
-local limits = read_limits(3, 3)
+local limits, at_id = read_limits(2, 3)
 if not limits then
   return {now}
 end
-local id = ARGV[2]
+local id = ARGV[at_id]
 local n, at, of, most = 0, 0, '', 0
 if span > 0 then
   n, at, of = remembered(id)
