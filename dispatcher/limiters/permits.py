@@ -73,10 +73,9 @@ class Permit(NamedTuple):
 
 
 class PermitAnswer(NamedTuple):
-    """``remaining``: what the tightest limit would still give; ``retry_after``: 0 when allowed."""
+    """``retry_after`` is 0 when allowed."""
 
     allowed: bool
-    remaining: int
     retry_after: timedelta
 
 
@@ -178,51 +177,24 @@ class Permits:
         raises LimitersUnavailable any of them may be granted, and all are to be given back.
 
         In one shard one script decides. Of several, scopes are asked before the channel, with one
-        script in each shard, in one round trip to each node. A process that dies in between leaves
-        permits of scopes that are not used: until these are too old, their scopes are limited more
-        strictly, and never less.
+        script in each shard, in one round trip to each node; the permit of a scope whose channel
+        refuses is returned, and makes room for those that it was refused. A process that dies in
+        between leaves permits of scopes that are not used: until these are too old, their scopes
+        are limited more strictly, and never less.
         """
-        answers: dict[int, PermitAnswer] = {}
-        undecided = {n: self._legs(each.scope, each.channel) for n, each in enumerate(permits)}
-        while undecided:
-            answers |= self._decided(permits, undecided, within)
-            undecided = {n: legs for n, legs in undecided.items() if n not in answers}
-        in_order = [answers[n] for n in range(len(permits))]
-        if self._owed and not all(answer.allowed for answer in in_order):
-            with suppress(LimitersUnavailable):
-                self.give_back(())
-        return in_order
-
-    def _decided(
-        self, permits: Sequence[Permit], requests: Mapping[int, _Legs], within: timedelta
-    ) -> dict[int, PermitAnswer]:
-        """Ask for these requests; return the answers of those that are decided, at least of one.
-
-        Where a channel refuses, the permit of the scope is given back. A request that was refused
-        for such a permit is not decided: by one script it would have met the room.
-        """
-        scope_legs = {n: legs[0] for n, legs in requests.items() if len(legs) > 1}
+        legs_of = [self._legs(permit.scope, permit.channel) for permit in permits]
+        scope_legs = {n: legs[0] for n, legs in enumerate(legs_of) if len(legs) > 1}
         of_scopes = self._take(permits, scope_legs, within) if scope_legs else {}
         channel_legs = {
             n: legs[-1]
-            for n, legs in requests.items()
+            for n, legs in enumerate(legs_of)
             if n not in of_scopes or of_scopes[n].allowed
         }
         answers = of_scopes | self._take(permits, channel_legs, within)
-        returned = []
-        for n in scope_legs.keys() & channel_legs.keys():
-            if not answers[n].allowed:
-                returned.append(n)
-            elif not channel_legs[n].logs or of_scopes[n].remaining < answers[n].remaining:
-                answers[n] = of_scopes[n]
-        if returned:
-            self._return([permits[n] for n in returned])
-            freed = {log for n in returned for log in scope_legs[n].logs}
-            for n in requests:
-                refused_by = channel_legs.get(n) or scope_legs[n]
-                if not answers[n].allowed and not freed.isdisjoint(refused_by.logs):
-                    del answers[n]
-        return answers
+        self._return(
+            [permits[n] for n in scope_legs.keys() & channel_legs if not answers[n].allowed]
+        )
+        return [answers[n] for n in range(len(permits))]
 
     def _take(
         self, permits: Sequence[Permit], legs: Mapping[int, _Leg], within: timedelta
@@ -249,8 +221,8 @@ class Permits:
                     self._ahead_ms[keys] = reply[1] - local_ms
                     continue
                 numbers = shards.pop(keys)
-                for n, wait, left in zip(numbers, reply[::2], reply[1::2], strict=True):
-                    answers[n] = PermitAnswer(wait == 0, left, wait * MILLISECOND)
+                for n, wait in zip(numbers, reply[::2], strict=True):
+                    answers[n] = PermitAnswer(wait == 0, wait * MILLISECOND)
         if shards:
             raise LimitersUnavailable("the clock of Redis or of this machine keeps jumping")
         return answers
@@ -274,8 +246,8 @@ class Permits:
         """Return permits that were not used; harmless for those that were not granted.
 
         Room that this makes in a log for which messages wait is noted for :meth:`waiting`. Where
-        Redis does not take them back, the next call does this once more, and so does a refusal: a
-        permit without an attempt must make no message wait.
+        Redis does not take them back, the next call does this once more: a permit without an
+        attempt must make no message wait.
         """
         owed = [*unused]
         with suppress(IndexError):  # other threads take from it, too
