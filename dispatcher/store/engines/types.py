@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -34,6 +35,7 @@ TABLE_OPTIONS = {
 BUSY_TABLE_OPTIONS = TABLE_OPTIONS | {"postgresql_partition_by": "LIST ((finished_at IS NULL))"}
 """The options of a table whose rows are changed several times each."""
 
+_WITHOUT_ZONE = ("sqlite", *MARIADB)
 _SQLITE_FORMAT = "%Y-%m-%d %H:%M:%f"
 
 
@@ -88,14 +90,18 @@ class Instant(TypeDecorator[datetime]):
     )
     cache_ok = True
 
+    def bind_processor(self, dialect: sa.Dialect) -> Callable[[datetime | None], Any] | None:
+        convert = super().bind_processor(dialect) if dialect.name in _WITHOUT_ZONE else None
+        # Most instants of a row are one of two, and those of a batch are alike.
+        return convert and lru_cache(convert)
+
     def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> Any:
-        if value is None:
-            return None
-        if dialect.name in MARIADB:
-            return value.astimezone(UTC).replace(tzinfo=None)
-        if dialect.name != "sqlite":
+        if value is None or dialect.name not in _WITHOUT_ZONE:
             return value
-        return value.astimezone(UTC).isoformat(" ", "milliseconds")[:23]
+        utc = value.astimezone(UTC)
+        if dialect.name != "sqlite":
+            return utc.replace(tzinfo=None)
+        return utc.isoformat(" ", "milliseconds")[:23]
 
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> datetime | None:
         if value is None:
