@@ -226,10 +226,7 @@ class BodyTypes:
     def __init__(self, paths: Mapping[str, str]) -> None:
         self._paths = {channel: path for channel, path in paths.items() if path}
         self._loaded: dict[str, BodyType] = {}
-
-    @property
-    def channels(self) -> tuple[str, ...]:
-        return tuple(self._paths)
+        self.channels = tuple(self._paths)
 
     def of(self, channel: object) -> BodyType | None:
         if not isinstance(channel, str) or channel not in self._paths:

@@ -95,9 +95,7 @@ class ValidDraft(NamedTuple):
         return BookingRequest(message_id, self.terms, asked_ms, latest_ms, submit, tail)
 
     def expiry(self, send_at: datetime) -> datetime | None:
-        if self.expires_at is None and self.expire_after is not None:
-            return send_at + self.expire_after
-        return self.expires_at
+        return self.expires_at if self.expire_after is None else send_at + self.expire_after
 
     def __repr__(self) -> str:
         """Show no body: it must not reach a log."""
@@ -128,7 +126,9 @@ def validate(
             accepted = f"no value, or set channels.{channel_name}.without_quotas"
             raise InvalidDraft("quotas", "this channel has no messages without quotas", accepted)
         scopes[WITHOUT] = draft.quotas
-    quiet_hours = own_hours(draft.quiet_hours, draft.send_window)
+    quiet_hours = None
+    if draft.quiet_hours is not None or draft.send_window is not None:
+        quiet_hours = own_hours(draft.quiet_hours, draft.send_window)
     terms = terms_for(
         settings,
         scope=scope,
@@ -194,7 +194,8 @@ def validate(
 
 def judge_times(valid: ValidDraft, *, now: datetime) -> None:
     """Raise InvalidSendTime unless the send time is to come, and expiry and latest after it."""
-    send_time.check_not_past(valid.send_at, now=now)
+    if valid.send_at < now:
+        raise send_time.past(valid.send_at)
     if valid.expires_at is not None and valid.expires_at <= valid.send_at:
         problem = f"{valid.expires_at.isoformat()} is not after the send time"
         raise InvalidSendTime("expires_at", problem, "a later time")
@@ -352,8 +353,14 @@ class DraftValidator:
         """
         if not isinstance(draft, Draft):
             raise InvalidDraft("draft", kind_of(draft), "a Draft")
-        prepared, given_body = self._prepared(draft)
-        valid = validate(prepared, settings=self.settings, now=now, given_body=given_body)
+        given_body = None
+        if (
+            type(draft.channel) is not str
+            or draft.channel in self.settings.body_types.channels
+            or (draft.body is None or draft.template is not None or draft.data is not None)
+        ):
+            draft, given_body = self._prepared(draft)
+        valid = validate(draft, settings=self.settings, now=now, given_body=given_body)
         self.check(valid.channel, valid.recipient, valid.body)
         if valid.status_url is not None:
             try:
@@ -378,8 +385,7 @@ class DraftValidator:
         if isinstance(draft.channel, Channel):
             own = draft.channel.body_type
             draft = replace(draft, channel=draft.channel.name)
-        if draft.body is None or draft.template is not None or draft.data is not None:  # else as is
-            draft = self.templates.fill(draft)
+        draft = self.templates.fill(draft)
         general = self.settings.body_types.of(draft.channel)
         body, given_body = draft.body, None
         if body is None or (own is None and general is None):

@@ -131,13 +131,13 @@ def _readable(value: object, field: str, accepted: str, in_range: str) -> Iterat
 def check_range(
     send_at: datetime, *, now: datetime, farthest: timedelta, field: str = "send_at"
 ) -> None:
-    check_not_past(send_at, now=now, field=field)
+    if send_at < now:
+        raise past(send_at, field)
     check_not_too_far(send_at, now=now, farthest=farthest, field=field)
 
 
-def check_not_past(send_at: datetime, *, now: datetime, field: str = "send_at") -> None:
-    if send_at < now:
-        raise InvalidSendTime(field, f"{send_at.isoformat()} is past", "a time from now on")
+def past(instant: datetime, field: str = "send_at") -> InvalidSendTime:
+    return InvalidSendTime(field, f"{instant.isoformat()} is past", "a time from now on")
 
 
 def check_not_too_far(
