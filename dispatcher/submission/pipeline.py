@@ -143,6 +143,8 @@ class Sink:
     reservations: Reserver | Copies
     grace: timedelta = timedelta(0)
     """How much longer than usual a reservation may wait for its row."""
+    recalls_unkeyed: ClassVar[bool] = False
+    """Whether :meth:`recall` must be called for drafts without keys, too."""
     refuses_suppressed: ClassVar[bool] = True
     """Whether :meth:`store` refuses by itself a single recipient who has opted out."""
 
@@ -298,7 +300,7 @@ class Submitter:
         if not undecided:
             return
         batch.firsts = firsts = _by_key(undecided)
-        if known := _known(firsts, sink):
+        if known := _known(firsts, sink) if firsts or sink.recalls_unkeyed else {}:
             _answer_known(undecided, known)
         for entry in undecided:
             first = firsts.get(entry.valid.idempotency_key or "", entry)

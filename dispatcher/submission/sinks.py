@@ -251,13 +251,14 @@ class CallersTransaction(Sink):
 
     transactions: CallersTransactions
     session: object
+    recalls_unkeyed = True  # it joins the transaction
 
     @cached_property
     def transaction(self) -> JoinedTransaction[Entry]:
         return self.transactions.join(self.session)
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
-        return _occupied(keyed, self.transaction)  # joins it, also without keys
+        return _occupied(keyed, self.transaction)
 
     def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
         return {recipient for recipient in recipients if self.transaction.is_suppressed(*recipient)}
