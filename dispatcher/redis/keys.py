@@ -145,9 +145,9 @@ class PlanKeys(ShardKeys):
         return f"{self.tag}:plan:{self.plan}:window"
 
     @cached_property
-    def copies(self) -> str:
-        """HASH of the copies; field: name of the copy, value: ``complete`` or ``more``."""
-        return f"{self.tag}:plan:{self.plan}:copies"
+    def alive(self) -> str:
+        """STRING that is there as long as the copies are."""
+        return f"{self.tag}:plan:{self.plan}:alive"
 
     def duplicates(self, idempotency_key: str) -> str:
         return f"{self.tag}:plan:{self.plan}:duplicates:{digest_of(idempotency_key)}"

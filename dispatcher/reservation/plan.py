@@ -14,7 +14,6 @@ import redis
 from dispatcher.errors import ReservationsUnavailable, SlotRefused
 from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import PlanKeys, ShardKeys
-from dispatcher.redis.scripts import Call, replies_of, script
 from dispatcher.reservation.booking import Answer, BookingRequest, planned_id
 from dispatcher.reservation.encoding import Rules
 from dispatcher.reservation.shards import closed
@@ -27,7 +26,7 @@ LIFE_MS = 600_000
 """How long the keys of a plan outlive a process that dies."""
 _RENEW_SECONDS = LIFE_MS / 1_000 / 5
 _STEP = 1_000
-"""Most members that one call copies; it then runs for a millisecond."""
+"""About how many members of a window are read together; Redis is busy for a millisecond."""
 _AT_ONCE = 1_000
 _LOST = "the copies of the plan are gone; plan again"
 
@@ -55,8 +54,7 @@ class Copies(AbstractContextManager["Copies"]):
         self._real = tuple(keys)
         self._keys = tuple(PlanKeys(real.namespace, real.shard, plan) for real in keys)
         self._windows = Windows(client, rules, keys=self._keys, under_way=under_way)
-        self._copy = script("reservation/copy_window")
-        self._touched: set[PlanKeys] = set()
+        self._copied: dict[PlanKeys, set[str]] = {}
         self._duplicates: list[str] = []
         self._renewed = clock.monotonic()
 
@@ -69,8 +67,9 @@ class Copies(AbstractContextManager["Copies"]):
         """
         del grace  # the store confirms none of these
         requests = [r._replace(message_id=planned_id(r.message_id)) for r in requests]
-        copies = self._needed(requests)
+        copies = self._copies_of(requests)
         with translated(ReservationsUnavailable):
+            self._check([*{keys for keys, _ in copies.values()}])
             self._copy_windows(copies)
             self._copy_duplicates(requests)
         answers = self._windows.book(requests)
@@ -90,38 +89,58 @@ class Copies(AbstractContextManager["Copies"]):
             with translated(ReservationsUnavailable):
                 for names in self._names():
                     self._client.unlink(*names)
-                for keys in self._touched:
-                    self._client.unlink(keys.copies, keys.pending)
                 for name in self._duplicates:
                     self._client.unlink(name)
         except ReservationsUnavailable as error:
             log.warning("could not delete copies of a plan; they expire in ten minutes: %s", error)
 
-    def _needed(self, requests: Iterable[BookingRequest]) -> dict[str, tuple[PlanKeys, str]]:
-        needed: dict[str, tuple[PlanKeys, str]] = {}
+    def _copies_of(self, requests: Iterable[BookingRequest]) -> dict[str, tuple[PlanKeys, str]]:
+        """Return the copies that requests need: of each its keys, and the window."""
+        copies: dict[str, tuple[PlanKeys, str]] = {}
         for request in requests:
             for leg in self._windows.legs(request.terms):
-                shard = leg.keys.shard
-                for scope, name in zip(leg.scopes, leg.windows, strict=True):
-                    window = self._real[shard].window(scope.name, scope.kind)
-                    needed[name] = self._keys[shard], window
-        return needed
+                keys, real = self._keys[leg.keys.shard], self._real[leg.keys.shard]
+                for scope in leg.scopes:
+                    copy = keys.window(scope.name, scope.kind)
+                    copies[copy] = keys, real.window(scope.name, scope.kind)
+        return copies
+
+    def _check(self, shards: Sequence[PlanKeys]) -> None:
+        pipeline = self._client.pipeline(transaction=False)
+        for keys in shards:
+            pipeline.exists(keys.epoch)
+            pipeline.set(keys.alive, 1, px=LIFE_MS, get=True)
+        replies = pipeline.execute()
+        is_lost = any(
+            keys in self._copied and not was_alive
+            for keys, was_alive in zip(shards, replies[1::2], strict=True)
+        )
+        for keys in shards:
+            self._copied.setdefault(keys, set())
+        if not all(replies[::2]):
+            raise closed()
+        if is_lost:
+            raise ReservationsUnavailable(_LOST)
 
     def _copy_windows(self, copies: Mapping[str, tuple[PlanKeys, str]]) -> None:
-        left = [*copies]
-        while left:
-            calls: list[Call] = []
-            for name in left:
-                keys, window = copies[name]
-                words = [_STEP, LIFE_MS, int(keys in self._touched)]
-                calls.append(([window, name, keys.copies, keys.epoch], words))
-            states = replies_of(self._client, self._copy, calls)
-            self._touched.update(copies[name][0] for name in left)
-            if b"closed" in states:
-                raise closed()
-            if b"lost" in states:
-                raise ReservationsUnavailable(_LOST)
-            left = [name for name, state in zip(left, states, strict=True) if state == b"more"]
+        """Copy what was not copied before.
+
+        A member that keeps its time meanwhile is copied, whatever others come and go.
+        """
+        cursors = {copy: 0 for copy, (keys, _) in copies.items() if copy not in self._copied[keys]}
+        for copy in cursors:
+            self._copied[copies[copy][0]].add(copy)
+        pipeline = self._client.pipeline(transaction=False)
+        while cursors:
+            for copy, cursor in cursors.items():
+                pipeline.zscan(copies[copy][1], cursor, count=_STEP)
+            pages = dict(zip(cursors, pipeline.execute(), strict=True))
+            for copy, (_, members) in pages.items():
+                if members:
+                    pipeline.zadd(copy, dict(members))
+                    pipeline.pexpire(copy, LIFE_MS)
+            pipeline.execute()
+            cursors = {copy: cursor for copy, (cursor, _) in pages.items() if cursor}
 
     def _copy_duplicates(self, requests: Iterable[BookingRequest]) -> None:
         pipeline = self._client.pipeline(transaction=False)
@@ -136,24 +155,22 @@ class Copies(AbstractContextManager["Copies"]):
     def _renew(self, copies: Iterable[str]) -> None:
         """Give a life to what was booked in, which has none, and at times to everything."""
         pipeline = self._client.pipeline(transaction=False)
-        for name in copies:
-            pipeline.pexpire(name, LIFE_MS)
-        for keys in self._touched:
-            pipeline.unlink(keys.pending)
-            pipeline.pexpire(keys.copies, LIFE_MS)
-        for name in self._duplicates:
+        for copy in copies:
+            pipeline.pexpire(copy, LIFE_MS)
+        for name in (*self._duplicates, *(keys.pending for keys in self._copied)):
             pipeline.unlink(name)
         pipeline.execute()
         self._duplicates.clear()
         if self._clock.monotonic() - self._renewed > _RENEW_SECONDS:
             self._renewed = self._clock.monotonic()
             for names in self._names():
-                for copy in names:
-                    pipeline.pexpire(copy, LIFE_MS)
+                for name in names:
+                    pipeline.pexpire(name, LIFE_MS)
                 pipeline.execute()
 
-    def _names(self) -> Iterator[list[bytes]]:
-        for keys in self._touched:
-            names = self._client.hscan_iter(keys.copies, count=_AT_ONCE)
-            while page := [name for name, _ in islice(names, _AT_ONCE)]:
+    def _names(self) -> Iterator[list[str]]:
+        """Yield the names of the keys in pages, each of one shard."""
+        for keys, copies in self._copied.items():
+            names = iter((keys.alive, keys.pending, *copies))
+            while page := [*islice(names, _AT_ONCE)]:
                 yield page
