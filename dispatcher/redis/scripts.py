@@ -1,4 +1,4 @@
-"""Reads and runs the Lua scripts in the folders ``lua`` of the packages that call them.
+"""Runs commands, and the Lua scripts in the folders ``lua`` of the packages that call them.
 
 A script is named ``package/name`` and opens with its contract. A line ``-- @include name.lua`` is
 replaced by another file of the folder, so that scripts share functions. The line ``-- @parts`` is
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import redis
 from redis.exceptions import NoScriptError
 
+from dispatcher.errors import ReservationsUnavailable
 from dispatcher.redis.cluster import Cluster
-from dispatcher.redis.errors import REPLICA, reason
+from dispatcher.redis.errors import REPLICA, reason, translated
 
 _PARTS = "-- @parts\n"
 Call = tuple[Sequence[bytes | str], Sequence[Any]]
@@ -101,6 +102,16 @@ def replies_of(client: redis.Redis, script: Script, calls: Sequence[Call]) -> li
                 # Its name may lead to the master by now. Other threads read from those in use.
                 client.connection_pool.disconnect(inuse_connections=False)
             raise reply
+    return replies
+
+
+def replies_to(client: redis.Redis, commands: Iterable[Sequence[Any]]) -> list[Any]:
+    """Return the replies to commands, sent together. Raises ReservationsUnavailable."""
+    with translated(ReservationsUnavailable):
+        pipeline: Any = client.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        replies: list[Any] = pipeline.execute()
     return replies
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
@@ -17,6 +16,7 @@ from dispatcher.redis.client import now_ms
 from dispatcher.redis.cluster import Cluster, masters_of
 from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import ShardKeys, all_of, epoch_of, pending_of, scope_of, tag_of
+from dispatcher.redis.scripts import replies_to
 from dispatcher.reservation.fence import Fence, Part, fields_of, server_of
 from dispatcher.reservation.shards import closed
 from dispatcher.settings import open_to_others
@@ -60,13 +60,12 @@ class Contents:
         with translated(ReservationsUnavailable):
             return now_ms(self._client)
 
+    def _ask(self, commands: Iterable[Sequence[Any]]) -> list[Any]:
+        return replies_to(self._client, commands)
+
     def opened(self) -> dict[ShardKeys, int]:
         """Return the shards that are complete, and when each was opened, in ms since 1970."""
-        with translated(ReservationsUnavailable):
-            pipeline = self._client.pipeline(transaction=False)
-            for keys in self.fence.keys:
-                pipeline.hget(keys.epoch, "opened_at_ms")
-            replies = pipeline.execute()
+        replies = self._ask(("HGET", keys.epoch, "opened_at_ms") for keys in self.fence.keys)
         return {
             keys: int(opened)
             for keys, opened in zip(self.fence.keys, replies, strict=True)
@@ -76,47 +75,39 @@ class Contents:
     def members(self, window: bytes, from_ms: int, until_ms: int) -> list[Member]:
         """Return the members of a window from ``from_ms`` until before ``until_ms``, in order."""
         members: list[Member] = []
-        with translated(ReservationsUnavailable):
-            while True:
-                pipeline = self._client.pipeline(transaction=False)
-                pipeline.exists(epoch_of(tag_of(window)))
-                pipeline.zrangebyscore(
-                    window, from_ms, f"({until_ms}", start=len(members), num=_PAGE, withscores=True
-                )
-                complete, page = pipeline.execute()
-                if not complete:
-                    raise closed()
-                members += ((member, int(score)) for member, score in page)
-                if len(page) < _PAGE:
-                    return members
+        stretch = ("ZRANGEBYSCORE", window, from_ms, f"({until_ms}", "WITHSCORES", "LIMIT")
+        while True:
+            [page] = self._of_open(window, [(*stretch, len(members), _PAGE)])
+            members += (
+                (member, int(score)) for member, score in zip(page[::2], page[1::2], strict=True)
+            )
+            if len(page) < 2 * _PAGE:
+                return members
 
     def counts(self, window: bytes, stretches: Sequence[tuple[int, int]]) -> list[int]:
         """Return how many members a window has in each stretch of time, without its end."""
-        with translated(ReservationsUnavailable):
-            pipeline = self._client.pipeline(transaction=False)
-            pipeline.exists(epoch_of(tag_of(window)))
-            for from_ms, until_ms in stretches:
-                pipeline.zcount(window, from_ms, f"({until_ms}")
-            complete, *counts = pipeline.execute()
+        return self._of_open(
+            window, [("ZCOUNT", window, from_ms, f"({until_ms}") for from_ms, until_ms in stretches]
+        )
+
+    def _of_open(self, window: bytes, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        complete, *replies = self._ask([("EXISTS", epoch_of(tag_of(window))), *commands])
         if not complete:
             raise closed()
-        return counts
+        return replies
 
     def look(self, members: Sequence[tuple[bytes, bytes]]) -> list[MemberState]:
         """Return what Redis says of these members, each given as window and member."""
-        sought: dict[bytes | str, dict[int, bytes]] = defaultdict(dict)
-        for number, (window, member) in enumerate(members):
-            sought[window][2 * number] = member
-            sought[pending_of(tag_of(window))][2 * number + 1] = member + window
-        scores: list[int | None] = [None] * (2 * len(members))
-        with translated(ReservationsUnavailable):
-            pipeline: Any = self._client.pipeline(transaction=False)
-            for key, names in sought.items():
-                pipeline.zmscore(key, [*names.values()])
-            for names, reply in zip(sought.values(), pipeline.execute(), strict=True):
-                for place, score in zip(names, reply, strict=True):
-                    scores[place] = None if score is None else int(score)
-        return [*map(MemberState, scores[::2], scores[1::2])]
+        scores = self._ask(
+            command
+            for window, member in members
+            for command in (
+                ("ZSCORE", window, member),
+                ("ZSCORE", pending_of(tag_of(window)), member + window),
+            )
+        )
+        times = [None if score is None else int(score) for score in scores]
+        return [*map(MemberState, times[::2], times[1::2])]
 
     def foreign(self) -> set[bytes]:
         """Return the keys of windows and of ``pending`` that are no ZSET: another program's."""
@@ -141,18 +132,17 @@ class Contents:
         pipeline = self._client.pipeline(transaction=False)
         for window in windows:
             pipeline.zrange(window, 0, _FIRST_PAGE - 1, withscores=True)
+        replies = pipeline.execute(raise_on_error=False)
         members_of_small: list[Held] = []
-        for window, reply in zip(windows, pipeline.execute(raise_on_error=False), strict=True):
-            if isinstance(reply, redis.ResponseError):
+        for window, members in zip(windows, replies, strict=True):
+            if isinstance(members, redis.ResponseError):
                 continue  # another program wrote it
-            if len(reply) < _FIRST_PAGE:
-                members_of_small += (Held(window, member, int(score)) for member, score in reply)
+            if len(members) < _FIRST_PAGE:
+                members_of_small += (Held(window, member, int(at)) for member, at in members)
                 continue
-            members = (
-                Held(window, member, int(score))
-                for member, score in self._client.zscan_iter(window, count=_PAGE)
-            )
-            while page := [*islice(members, _PAGE)]:
+            scanned = self._client.zscan_iter(window, count=_PAGE)
+            held = (Held(window, member, int(at)) for member, at in scanned)
+            while page := [*islice(held, _PAGE)]:
                 yield page
         yield members_of_small
 
@@ -208,11 +198,11 @@ class RedisSurvey(Contents):
         """Return the parts that are ``complete``, ``closed`` or ``being rebuilt``, by the fence."""
         with translated(ReservationsUnavailable):
             holders = self.fence.holders(self._client, self.fence.parts, identify=server_of)
-            pipeline = self._client.pipeline(transaction=False)
-            for part in self.fence.parts:
-                pipeline.hgetall(part.epoch)
-                pipeline.exists(part.rebuild)
-            replies = pipeline.execute()
+        replies = self._ask(
+            command
+            for part in self.fence.parts
+            for command in (("HGETALL", part.epoch), ("EXISTS", part.rebuild))
+        )
         states: dict[str, list[str]] = {"complete": [], "closed": [], "being rebuilt": []}
         for part, epoch, marked in zip(self.fence.parts, replies[::2], replies[1::2], strict=True):
             state = "being rebuilt" if marked else "closed"
@@ -223,12 +213,8 @@ class RedisSurvey(Contents):
         return states
 
     def unconfirmed(self, *, older_than: timedelta) -> int:
-        with translated(ReservationsUnavailable):
-            before = now_ms(self._client) - older_than // MILLISECOND
-            pipeline = self._client.pipeline(transaction=False)
-            for keys in self.fence.keys:
-                pipeline.zcount(keys.pending, "-inf", before)
-            return sum(pipeline.execute())
+        before = self.now_ms() - older_than // MILLISECOND
+        return sum(self._ask(("ZCOUNT", keys.pending, "-inf", before) for keys in self.fence.keys))
 
     def _is_complete(self, part: Part, epoch: Mapping[bytes, bytes], server: str) -> bool:
         shards, *reaches = self.fence.layout(part)

@@ -6,14 +6,15 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from itertools import islice
+from itertools import chain, islice
+from typing import Any
 from uuid import uuid4
 
 import redis
 
 from dispatcher.errors import ReservationsUnavailable, SlotRefused
-from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import PlanKeys, ShardKeys
+from dispatcher.redis.scripts import replies_to
 from dispatcher.reservation.booking import Answer, BookingRequest, planned_id
 from dispatcher.reservation.encoding import Rules
 from dispatcher.reservation.shards import closed
@@ -68,13 +69,11 @@ class Copies(AbstractContextManager["Copies"]):
         del grace  # the store confirms none of these
         requests = [r._replace(message_id=planned_id(r.message_id)) for r in requests]
         copies = self._copies_of(requests)
-        with translated(ReservationsUnavailable):
-            self._check([*{keys for keys, _ in copies.values()}])
-            self._copy_windows(copies)
-            self._copy_duplicates(requests)
+        self._check([*{keys for keys, _ in copies.values()}])
+        self._copy_windows(copies)
+        self._copy_duplicates(requests)
         answers = self._windows.book(requests)
-        with translated(ReservationsUnavailable):
-            self._renew(copies)
+        self._renew(copies)
         return answers
 
     def withdraw(self, requests: Sequence[BookingRequest]) -> None:
@@ -86,11 +85,7 @@ class Copies(AbstractContextManager["Copies"]):
     def __exit__(self, *_: object) -> None:
         """Delete every key of the copies; what cannot be reached ends by itself."""
         try:
-            with translated(ReservationsUnavailable):
-                for names in self._names():
-                    self._client.unlink(*names)
-                for name in self._duplicates:
-                    self._client.unlink(name)
+            self._call_for_all("UNLINK")
         except ReservationsUnavailable as error:
             log.warning("could not delete copies of a plan; they expire in ten minutes: %s", error)
 
@@ -106,18 +101,18 @@ class Copies(AbstractContextManager["Copies"]):
         return copies
 
     def _check(self, shards: Sequence[PlanKeys]) -> None:
-        pipeline = self._client.pipeline(transaction=False)
+        commands: list[Sequence[Any]] = []
         for keys in shards:
-            pipeline.exists(keys.epoch)
-            pipeline.set(keys.alive, 1, px=LIFE_MS, get=True)
-        replies = pipeline.execute()
+            commands += [("EXISTS", keys.epoch), ("EXISTS", keys.alive)]
+            commands.append(("SET", keys.alive, 1, "PX", LIFE_MS))
+        replies = replies_to(self._client, commands)
         is_lost = any(
-            keys in self._copied and not was_alive
-            for keys, was_alive in zip(shards, replies[1::2], strict=True)
+            keys in self._copied and not is_alive
+            for keys, is_alive in zip(shards, replies[1::3], strict=True)
         )
         for keys in shards:
             self._copied.setdefault(keys, set())
-        if not all(replies[::2]):
+        if not all(replies[::3]):
             raise closed()
         if is_lost:
             raise ReservationsUnavailable(_LOST)
@@ -130,47 +125,44 @@ class Copies(AbstractContextManager["Copies"]):
         cursors = {copy: 0 for copy, (keys, _) in copies.items() if copy not in self._copied[keys]}
         for copy in cursors:
             self._copied[copies[copy][0]].add(copy)
-        pipeline = self._client.pipeline(transaction=False)
         while cursors:
-            for copy, cursor in cursors.items():
-                pipeline.zscan(copies[copy][1], cursor, count=_STEP)
-            pages = dict(zip(cursors, pipeline.execute(), strict=True))
+            scans = [(copies[copy][1], cursor) for copy, cursor in cursors.items()]
+            replies = replies_to(self._client, [("ZSCAN", *scan, "COUNT", _STEP) for scan in scans])
+            pages = dict(zip(cursors, replies, strict=True))
+            commands: list[Sequence[Any]] = []
             for copy, (_, members) in pages.items():
                 if members:
-                    pipeline.zadd(copy, dict(members))
-                    pipeline.pexpire(copy, LIFE_MS)
-            pipeline.execute()
+                    words = chain.from_iterable((at, member) for member, at in members)
+                    commands += [("ZADD", copy, *words), ("PEXPIRE", copy, LIFE_MS)]
+            replies_to(self._client, commands)
             cursors = {copy: cursor for copy, (cursor, _) in pages.items() if cursor}
 
     def _copy_duplicates(self, requests: Iterable[BookingRequest]) -> None:
-        pipeline = self._client.pipeline(transaction=False)
+        commands = []
         for request in requests:
             if request.submit is not None:
                 first = self._windows.legs(request.terms)[0].keys
                 duplicates = self._real[first.shard].duplicates(request.submit.name)
                 self._duplicates.append(first.duplicates(request.submit.name))
-                pipeline.copy(duplicates, self._duplicates[-1])
-        pipeline.execute()
+                commands.append(("COPY", duplicates, self._duplicates[-1]))
+        replies_to(self._client, commands)
 
     def _renew(self, copies: Iterable[str]) -> None:
         """Give a life to what was booked in, which has none, and at times to everything."""
-        pipeline = self._client.pipeline(transaction=False)
-        for copy in copies:
-            pipeline.pexpire(copy, LIFE_MS)
-        for name in (*self._duplicates, *(keys.pending for keys in self._copied)):
-            pipeline.unlink(name)
-        pipeline.execute()
+        passing = [*self._duplicates, *(keys.pending for keys in self._copied)]
+        unlink = [("UNLINK", name) for name in passing]
+        replies_to(self._client, [*unlink, *(("PEXPIRE", copy, LIFE_MS) for copy in copies)])
         self._duplicates.clear()
         if self._clock.monotonic() - self._renewed > _RENEW_SECONDS:
             self._renewed = self._clock.monotonic()
-            for names in self._names():
-                for name in names:
-                    pipeline.pexpire(name, LIFE_MS)
-                pipeline.execute()
+            self._call_for_all("PEXPIRE", LIFE_MS)
 
-    def _names(self) -> Iterator[list[str]]:
-        """Yield the names of the keys in pages, each of one shard."""
+    def _call_for_all(self, word: str, *words: object) -> None:
+        names = self._names()
+        while page := [*islice(names, _AT_ONCE)]:
+            replies_to(self._client, [(word, name, *words) for name in page])
+
+    def _names(self) -> Iterator[str]:
+        yield from self._duplicates
         for keys, copies in self._copied.items():
-            names = iter((keys.alive, keys.pending, *copies))
-            while page := [*islice(names, _AT_ONCE)]:
-                yield page
+            yield from (keys.alive, keys.pending, *copies)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import redis
 
@@ -19,13 +19,12 @@ from dispatcher.errors import (
     InvalidValue,
     QuietHours,
     QuotaExceeded,
-    ReservationsUnavailable,
     SlotRefused,
     quoted,
 )
 from dispatcher.quota import parse_quota
-from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import LooseKeys
+from dispatcher.redis.scripts import replies_to
 from dispatcher.reservation.booking import BookingRequest
 from dispatcher.times.clock import MILLISECOND, Clock
 from dispatcher.times.send_time import from_ms, to_ms
@@ -133,8 +132,7 @@ class RefusalLog:
     def note(self, refused: Sequence[tuple[BookingRequest, SlotRefused]]) -> None:
         """Note refused submits. What cannot be noted is left out, and only that."""
         try:
-            with translated(ReservationsUnavailable):
-                self._write(refused)
+            self._write(refused)
         except Exception as error:  # noqa: BLE001 - no note may fail a submit
             log.debug("%d refusals are not counted: %s", len(refused), error)
 
@@ -151,12 +149,13 @@ class RefusalLog:
         named = None if quota is None else str(parse_quota(quota))
         now = self._clock.now()
         first = now - since
-        with translated(ReservationsUnavailable):
-            pipeline = self._client.pipeline(transaction=False)
-            for hour in range(to_ms(first) // _HOUR_MS, to_ms(now) // _HOUR_MS + 1):
-                pipeline.hgetall(self._keys.refusals(hour))
-            pipeline.lrange(self._keys.last_refusals, 0, -1)
-            *hours, kept = pipeline.execute()
+        names = map(
+            self._keys.refusals, range(to_ms(first) // _HOUR_MS, to_ms(now) // _HOUR_MS + 1)
+        )
+        *hours, kept = replies_to(
+            self._client,
+            [*(("HGETALL", name) for name in names), ("LRANGE", self._keys.last_refusals, 0, -1)],
+        )
         records = (
             record
             for record in map(_Record.read, kept)
@@ -176,8 +175,7 @@ class RefusalLog:
         """
         names = {self._digest(name): name for name in scopes}
         marks = [digest.encode() for digest in names]
-        with translated(ReservationsUnavailable):
-            kept = cast("list[bytes]", self._client.lrange(self._keys.last_refusals, 0, -1))
+        [kept] = replies_to(self._client, [("LRANGE", self._keys.last_refusals, 0, -1)])
         # A digest has 16 hex digits: no other part of a record looks like one.
         texts = (text for text in kept if all(mark in text for mark in marks))
         return tuple(self._shown(_Record.read(text), names) for text in islice(texts, last))
@@ -192,14 +190,16 @@ class RefusalLog:
             counts[f"{step} {record.kind} {record.quota}"] += 1
         kept = [record.text() for record in records[:_KEPT_OF_A_BATCH]]
         hour, last = self._keys.refusals(now_ms // _HOUR_MS), self._keys.last_refusals
-        pipeline = self._client.pipeline(transaction=False)
-        for field, count in counts.items():
-            pipeline.hincrby(hour, field, count)
-        pipeline.pexpire(hour, _LIFE_MS)
-        pipeline.lpush(last, *kept)
-        pipeline.ltrim(last, 0, _KEPT - 1)
-        pipeline.pexpire(last, _LIFE_MS)
-        pipeline.execute()
+        replies_to(
+            self._client,
+            [
+                *(("HINCRBY", hour, field, count) for field, count in counts.items()),
+                ("PEXPIRE", hour, _LIFE_MS),
+                ("LPUSH", last, *kept),
+                ("LTRIM", last, 0, _KEPT - 1),
+                ("PEXPIRE", last, _LIFE_MS),
+            ],
+        )
 
     def _record(self, request: BookingRequest, error: SlotRefused, now_ms: int) -> _Record:
         names = [str(scope) for scope in request.terms.scopes]

@@ -10,13 +10,13 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any, NamedTuple, cast
 from uuid import UUID, uuid4
 
 import redis
 
 from dispatcher.errors import ReservationsUnavailable
-from dispatcher.redis.client import now_ms
 from dispatcher.redis.cluster import by_server, masters_of
 from dispatcher.redis.errors import FOREIGN_KEY, EvictingServer, is_hash_slot_moving, translated
 from dispatcher.redis.keys import (
@@ -29,6 +29,7 @@ from dispatcher.redis.keys import (
     tag_of,
 )
 from dispatcher.redis.scripts import Call, replies_of, script
+from dispatcher.reservation.contents import Contents
 from dispatcher.reservation.encoding import ID_BYTES, id_of, member_of, restored
 from dispatcher.reservation.fence import Fence, Part
 from dispatcher.reservation.plan import LIFE_MS
@@ -110,7 +111,7 @@ class Rebuild:
         return replace(self, markers=markers)
 
 
-class Upkeep:
+class Upkeep(Contents):
     """Looks after the windows as a whole. Every call raises ReservationsUnavailable like Windows.
 
     A rebuild is ``begin`` for what is closed, or ``close`` for what is open; then ``wipe``,
@@ -125,8 +126,7 @@ class Upkeep:
         *,
         marker_life: timedelta = timedelta(seconds=15),
     ) -> None:
-        self._client = client
-        self._fence = fence
+        super().__init__(client, fence)
         self._marker_life_ms = marker_life // MILLISECOND
         self._keep_ms = max(fence.reaches_ms.values()) + KEEP_MS
         self._tidy_cursors: dict[str, int] = {}
@@ -151,8 +151,8 @@ class Upkeep:
         token, markers = uuid4().hex, dict[Part, str]()
         failure: ReservationsUnavailable | None = None
         with translated(ReservationsUnavailable):
-            numbers = by_server(self._client, [part.epoch for part in self._fence.parts]).values()
-        left = [[self._fence.parts[number] for number in group] for group in numbers]
+            numbers = by_server(self._client, [part.epoch for part in self.fence.parts]).values()
+        left = [[self.fence.parts[number] for number in group] for group in numbers]
         while left:
             parts = left.pop()
             try:
@@ -172,18 +172,18 @@ class Upkeep:
 
     def close(self, shards: Collection[int]) -> Rebuild | None:
         """Close shards, and return the rebuild of those that are not being rebuilt."""
-        parts = [keys for keys in self._fence.keys if keys.shard in shards]
+        parts = [keys for keys in self.fence.keys if keys.shard in shards]
         with translated(ReservationsUnavailable):
-            self._checked(self._fence.parts)
-            holders = self._fence.holders(self._client, parts)
+            self._checked(self.fence.parts)
+            holders = self.fence.holders(self._client, parts)
             markers = self._begun("close", uuid4().hex, holders)
         return Rebuild(markers) if markers else None
 
     def _checked(self, parts: Sequence[Part]) -> dict[Part, str]:
         try:
-            return self._fence.incomplete(self._client, parts)
+            return self.fence.incomplete(self._client, parts)
         except EvictingServer:
-            self._fence.close(self._client, parts)
+            self.fence.close(self._client, parts)
             raise
 
     def _begun(self, step: str, token: str, holders: Mapping[Part, str]) -> dict[Part, str]:
@@ -207,56 +207,39 @@ class Upkeep:
         )
 
     def wipe(self, rebuild: Rebuild) -> None:
-        parts = {part.tag: part for part in rebuild.parts}
-        known = {part.tag for part in self._fence.parts}
+        parts = {part.contents.encode(): part for part in rebuild.parts}
+        known = {part.tag for part in self.fence.parts}
         with translated(ReservationsUnavailable):
             self._run("wipe", rebuild, [(keys, [keys.pending], ()) for keys in rebuild.shards])
-            for names in self._scanned(rebuild):
-                ours: dict[Part, list[bytes]] = defaultdict(list)
-                of_no_part: dict[str, list[bytes]] = defaultdict(list)
-                for name in names:
-                    tag = tag_of(name)
-                    if tag not in known:
-                        of_no_part[tag].append(name)
-                    elif tag in parts and start_of(name) == parts[tag].contents.encode():
-                        ours[parts[tag]].append(name)
-                steps: list[_Step] = [
-                    (part, window_names[start : start + _MOST_DELETED], ())
-                    for part, window_names in ours.items()
-                    for start in range(0, len(window_names), _MOST_DELETED)
-                ]
-                self._run("wipe", rebuild, steps)
-                # Left behind by another number of shards. The epoch goes along, so that a part
-                # which others may just have opened is never open with something missing.
-                for tag, window_names in of_no_part.items():
-                    self._client.unlink(epoch_of(tag), *window_names)
-
-    def _scanned(self, rebuild: Rebuild) -> Iterator[list[bytes]]:
-        for server in by_server(self._client, [part.epoch for part in rebuild.parts]):
-            cursor = -1
-            while cursor:
-                cursor, names = server.scan(
-                    max(0, cursor), match=all_of(self._fence.namespace), count=_MOST_SCANNED
-                )
-                yield cast("list[bytes]", names)
+            for server in by_server(self._client, [part.epoch for part in rebuild.parts]):
+                keys = server.scan_iter(match=all_of(self.fence.namespace), count=_MOST_SCANNED)
+                while names := [*islice(keys, _MOST_DELETED)]:
+                    ours: dict[Part, list[bytes]] = defaultdict(list)
+                    of_no_part: dict[str, list[bytes]] = defaultdict(list)
+                    for name in names:
+                        if part := parts.get(start_of(name)):
+                            ours[part].append(name)
+                        elif tag_of(name) not in known:
+                            of_no_part[tag_of(name)].append(name)
+                    self._run("wipe", rebuild, [(part, ours[part], ()) for part in ours])
+                    # Left behind by another number of shards. The epoch goes along, so that a part
+                    # which others may just have opened is never open with something missing.
+                    for tag, left_behind in of_no_part.items():
+                        self._client.unlink(epoch_of(tag), *left_behind)
 
     def restore(self, rebuild: Rebuild, rows: Sequence[Reserved]) -> None:
         """Put rows back into their windows in these shards, and keep the markers alive."""
         entries: dict[ShardKeys, list[tuple[bytes, bytes]]] = {keys: [] for keys in rebuild.shards}
-        for row in rows:
-            entry = restored(row.member, to_ms(row.send_at))
-            for scope in row.scopes:
-                keys, window = self._fence.window_of(scope)
-                if keys in entries:
-                    entries[keys].append((window, entry))
+        for row, keys, window in self._places(rows):
+            if keys in entries:
+                entries[keys].append((window, restored(row.member, to_ms(row.send_at))))
         steps: list[_Step] = []
         for keys, pairs in entries.items():
             for start in range(0, len(pairs), _MOST_RESTORED):
-                of_window: dict[bytes, list[bytes]] = defaultdict(list)
+                of_window: dict[bytes, bytes] = defaultdict(bytes)
                 for window, entry in pairs[start : start + _MOST_RESTORED]:
-                    of_window[window].append(entry)
-                words = [b"".join(of_one) for of_one in of_window.values()]
-                steps.append((keys, [keys.pending, *of_window], words))
+                    of_window[window] += entry
+                steps.append((keys, [keys.pending, *of_window], [*of_window.values()]))
         called = {part for part, _, _ in steps}
         steps += [(part, (), ()) for part in rebuild.parts if part not in called]
         with translated(ReservationsUnavailable):
@@ -265,7 +248,7 @@ class Upkeep:
     def open(self, rebuild: Rebuild) -> int:
         """Declare the parts complete; return how many were still this rebuild's to declare."""
         steps: list[_Step] = [
-            (part, (), (marker.rpartition(":")[0], *self._fence.layout(part)))
+            (part, (), (marker.rpartition(":")[0], *self.fence.layout(part)))
             for part, marker in rebuild.markers.items()
         ]
         with translated(ReservationsUnavailable):
@@ -273,28 +256,18 @@ class Upkeep:
 
     def unchecked(self, *, older_than: timedelta) -> dict[ShardKeys, datetime]:
         """Return the shards, and when they were opened, whose stragglers were not looked for."""
-        with translated(ReservationsUnavailable):
-            before = now_ms(self._client) - older_than // MILLISECOND
-            pipeline = self._client.pipeline(transaction=False)
-            for keys in self._fence.keys:
-                pipeline.hget(keys.epoch, "opened_at_ms")
-                pipeline.get(keys.checked)
-            replies = pipeline.execute()
+        before = self.now_ms() - older_than // MILLISECOND
+        checked = self._ask(("GET", keys.checked) for keys in self.fence.keys)
+        times = dict(zip(self.fence.keys, checked, strict=True))
         return {
-            keys: from_ms(int(opened))
-            for keys, opened, checked in zip(
-                self._fence.keys, replies[::2], replies[1::2], strict=True
-            )
-            if opened not in {None, checked} and int(opened) <= before
+            keys: from_ms(opened_ms)
+            for keys, opened_ms in self.opened().items()
+            if opened_ms <= before and times[keys] != b"%d" % opened_ms
         }
 
     def mark_checked(self, shards: Mapping[ShardKeys, datetime]) -> None:
         """Remember of which rebuilds the stragglers were looked for; those of later ones differ."""
-        with translated(ReservationsUnavailable):
-            pipeline = self._client.pipeline(transaction=False)
-            for keys, opened_at in shards.items():
-                pipeline.set(keys.checked, to_ms(opened_at))
-            pipeline.execute()
+        self._ask(("SET", keys.checked, to_ms(opened_at)) for keys, opened_at in shards.items())
 
     # Reservations
 
@@ -306,16 +279,14 @@ class Upkeep:
         The longest come first in each shard; ``skip`` leaves out so many of them.
         """
         skip = skip or {}
-        with translated(ReservationsUnavailable):
-            before = now_ms(self._client) - older_than // MILLISECOND
-            pipeline = self._client.pipeline(transaction=False)
-            for keys in self._fence.keys:
-                pipeline.zrangebyscore(
-                    keys.pending, "-inf", before, start=skip.get(keys, 0), num=limit
-                )
-            replies = pipeline.execute()
+        before = self.now_ms() - older_than // MILLISECOND
+        first = [(skip.get(keys, 0), limit) for keys in self.fence.keys]
+        replies = self._ask(
+            ("ZRANGEBYSCORE", keys.pending, "-inf", before, "LIMIT", *page)
+            for keys, page in zip(self.fence.keys, first, strict=True)
+        )
         unconfirmed: list[Unconfirmed] = []
-        for keys, entries in zip(self._fence.keys, replies, strict=True):
+        for keys, entries in zip(self.fence.keys, replies, strict=True):
             for entry in entries[: limit - len(unconfirmed)]:
                 start = entry.find(b"{", ID_BYTES)
                 if start < 0:
@@ -348,13 +319,7 @@ class Upkeep:
         return corrected
 
     def release(self, rows: Sequence[Reserved]) -> None:
-        with translated(ReservationsUnavailable):
-            pipeline = self._client.pipeline(transaction=False)
-            for row in rows:
-                for scope in row.scopes:
-                    _, window = self._fence.window_of(scope)
-                    pipeline.zrem(window, row.member)
-            pipeline.execute()
+        self._ask(("ZREM", window, row.member) for row, _, window in self._places(rows))
 
     def forget(
         self, scope: Scope, counting: Callable[[Sequence[UUID]], Mapping[UUID, bool]]
@@ -364,21 +329,16 @@ class Upkeep:
         ``counting`` returns it of the messages that are stored. A reservation that is not
         confirmed, of a message that is not stored, stays: its submit is under way.
         """
-        keys, window = self._fence.window_of(scope)
-        with translated(ReservationsUnavailable):
-            members = cast("list[bytes]", self._client.zrange(window, 0, -1))
-            waiting = {name: name + window for name in members}
-            pipeline = self._client.pipeline(transaction=False)
-            for name in waiting.values():
-                pipeline.zscore(keys.pending, name)
-            scores = dict(zip(members, pipeline.execute(), strict=True))
-            ids = {name: id_of(name) for name in members}
-            stored = counting([*ids.values()]) if members else {}
-            for name in members:
-                if not stored.get(ids[name], scores[name] is not None):
-                    pipeline.zrem(window, name)
-                    pipeline.zrem(keys.pending, waiting[name])
-            pipeline.execute()
+        keys, window = self.fence.window_of(scope)
+        [members] = self._ask([("ZRANGE", window, 0, -1)])
+        states = self.look([(window, member) for member in members])
+        stored = counting([id_of(member) for member in members]) if members else {}
+        self._ask(
+            command
+            for member, (_, pending_since_ms) in zip(members, states, strict=True)
+            if not stored.get(id_of(member), pending_since_ms is not None)
+            for command in (("ZREM", window, member), ("ZREM", keys.pending, member + window))
+        )
 
     def restore_missing(self, rows: Sequence[Reserved]) -> int:
         """Add reservations that are missing; return how many were.
@@ -386,38 +346,42 @@ class Upkeep:
         Also in shards that are closed: a rebuild that has read the store may have missed them.
         What it has yet to wipe, it reads.
         """
-        with translated(ReservationsUnavailable):
-            now = now_ms(self._client)
-            pipeline = self._client.pipeline(transaction=False)
-            for row in rows:
-                for scope in row.scopes:
-                    keys, window = self._fence.window_of(scope)
-                    pipeline.zadd(window, {row.member: to_ms(row.send_at)}, nx=True)
-                    pipeline.zadd(keys.pending, {row.member + window: now}, nx=True)
-            return sum(pipeline.execute()[::2])
+        now = self.now_ms()
+        replies = self._ask(
+            command
+            for row, keys, window in self._places(rows)
+            for command in (
+                ("ZADD", window, "NX", to_ms(row.send_at), row.member),
+                ("ZADD", keys.pending, "NX", now, row.member + window),
+            )
+        )
+        return sum(replies[::2])
+
+    def _places(self, rows: Iterable[Reserved]) -> Iterator[tuple[Reserved, ShardKeys, bytes]]:
+        for row in rows:
+            for scope in row.scopes:
+                yield row, *self.fence.window_of(scope)
 
     def tidy(self, *, keys_at_once: int) -> int:
         """Delete what no quota counts any more; return how many members that were.
 
         In the windows among the next so many keys of each server: it goes on where it ended.
         """
+        windows: list[tuple[bytes, ShardKeys]] = []
         with translated(ReservationsUnavailable):
-            keys_of_names = []
             for server, client in masters_of(self._client).items():
                 self._tidy_cursors[server], names = client.scan(
                     self._tidy_cursors.get(server, 0),
-                    match=all_of(self._fence.namespace),
+                    match=all_of(self.fence.namespace),
                     count=keys_at_once,
                 )
-                keys_of_names += [
-                    (name, self._fence.shard_of(name)) for name in cast("list[bytes]", names)
-                ]
-            for name, keys in keys_of_names:
-                # What a killed plan left behind gets a life that ends.
-                is_of_plan = keys is None and b"}:plan:" in name
-                if is_of_plan and self._client.pttl(name) == _FOR_EVER:
-                    self._client.pexpire(name, LIFE_MS)
-            return self._tidied((name, keys) for name, keys in keys_of_names if keys is not None)
+                for name in cast("list[bytes]", names):
+                    if keys := self.fence.shard_of(name):
+                        windows.append((name, keys))
+                    elif b"}:plan:" in name and self._client.pttl(name) == _FOR_EVER:
+                        # What a killed plan left behind gets a life that ends.
+                        self._client.pexpire(name, LIFE_MS)
+            return self._tidied(windows)
 
     def _tidied(self, windows: Iterable[tuple[bytes, ShardKeys]]) -> int:
         calls: list[Call] = [
