@@ -21,63 +21,50 @@ from tests.support.environment import (
     dispatcher_command,
     short_settings,
 )
-from tests.support.previous import Previous, previous
+from tests.support.previous import command_of_previous, unpack_previous
 from tests.support.processes import ran
 from tests.support.servers import PostgresServer, RedisServer
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.long
 
-RATE = 250
-"""Submits a second of one process; a slow machine makes fewer."""
 ALONE, TOGETHER = 300, 2_000
-"""How many messages are accepted from each process: beside no other version, and in each stage."""
+"""How many messages each process submits: beside no other version, and beside one."""
 
 
 class Submitter:
-    def __init__(self, name: str, command: Sequence[str], seed: int, settings: Settings) -> None:
-        self.file = settings.data_dir / f"submits-{name}"
-        log = (settings.data_dir / f"submitter-{name}.log").open("wb")
+    """A process that submits when it is told to, by one version from its first to its last."""
+
+    def __init__(self, command: Sequence[str], settings: Settings) -> None:
+        self.accepted: list[UUID] = []
         self._process = subprocess.Popen(
-            [*command, "-m", submitting.__name__, str(self.file), str(RATE), str(seed)],
+            [*command, "-m", submitting.__name__],
             stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
+            stdout=subprocess.PIPE,
+            text=True,
             cwd=settings.data_dir,
             env=child_environment(settings),
         )
-        log.close()
+        self.package = Path(self._said())
 
-    def flow(self, count: int) -> None:
-        enough = self._accepted() + count
-        while (seen := self._accepted()) < enough:
-            wait_until(lambda: self._accepted() > seen, every=0.1)
+    def begin(self, count: int) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{count}\n")
+        self._process.stdin.flush()
+
+    def finish(self) -> None:
+        """Wait until what was begun is submitted."""
+        self.accepted += [UUID(line) for line in iter(self._said, "")]
 
     def stop(self) -> None:
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            self._process.stdin.close()
-        assert self._process.wait(60) == 0
+        self._process.communicate()
+        assert self._process.returncode == 0
 
-    def told(self) -> tuple[Path, list[UUID]]:
-        """Return where its package lies, and what was accepted."""
-        package, *ids = self.file.read_text().splitlines()
-        return Path(package), [UUID(line) for line in ids]
-
-    def _accepted(self) -> int:
-        assert self._process.poll() is None, "a submit has failed"
-        return self.file.read_text().count("\n") - 1 if self.file.exists() else 0
-
-
-@pytest.fixture
-def before(folder: Path) -> Previous:
-    """Give the previous version; skip where no migration leads from its schema to this one's."""
-    made = previous(folder / "previous")
-    if edited := made.edited_migrations():
-        pytest.skip(
-            f"{made.revision} and this version have different migrations of one name: "
-            f"{', '.join(edited)}. No database can be upgraded from there"
-        )
-    return made
+    def _said(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "a submit has failed"
+        return line.strip()
 
 
 @pytest.fixture
@@ -95,65 +82,59 @@ def settings(folder: Path, own_redis: RedisServer, postgres: PostgresServer) -> 
     postgres.drop_database(database)
 
 
-@pytest.fixture
-def stack(request: pytest.FixtureRequest) -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
-
-
 @pytest.mark.timeout(900)
 def test_two_versions_side_by_side_lose_and_refuse_nothing(
-    request: pytest.FixtureRequest, settings: Settings, before: Previous, stack: ExitStack
+    request: pytest.FixtureRequest, settings: Settings
 ) -> None:
-    folder, env = settings.data_dir, child_environment(settings)
+    folder, before = settings.data_dir, settings.data_dir / "previous"
+    unpack_previous(before)
+    previous = command_of_previous(before)
 
-    def run(command: Sequence[str]) -> str:
-        return ran(*command, cwd=folder, env=env, check=True).stdout
+    def migrate(command: Sequence[str]) -> None:
+        ran(*command, "migrate", cwd=folder, env=child_environment(settings), check=True)
 
-    def running(services: dict[str, Sequence[str]]) -> Environment:
-        made = Environment(folder, settings, services)
-        stack.callback(show_logs_of_failure, request.node, made)
-        return stack.enter_context(made)
+    with ExitStack() as stack:
 
-    def submitter(name: str, command: Sequence[str], seed: int) -> Submitter:
-        made = Submitter(name, command, seed, settings)
-        stack.callback(made.stop)
-        return made
+        def running(services: dict[str, Sequence[str]]) -> Environment:
+            made = Environment(folder, settings, services)
+            stack.callback(show_logs_of_failure, request.node, made)
+            return stack.enter_context(made)
 
-    place = run(before.command("-c", "import dispatcher; print(dispatcher.__file__)"))
-    assert Path(place.strip()).is_relative_to(before.folder), "the installed package wins"
+        old_dispatcher = [*previous, "-m", "dispatcher"]
+        migrate(old_dispatcher)
+        old = running(
+            {"old-worker": [*old_dispatcher, "worker"], "old-beat": [*old_dispatcher, "beat"]}
+        )
+        by_old = Submitter(previous, settings)
+        stack.callback(by_old.stop)
+        by_old.begin(ALONE)
+        migrate(dispatcher_command())
+        by_old.finish()
 
-    run(before.command("-m", "dispatcher", "migrate"))
-    old = running({
-        "old-worker": before.command("-m", "dispatcher", "worker"),
-        "old-beat": before.command("-m", "dispatcher", "beat"),
-    })  # fmt: skip
-    of_old = submitter("old", before.command(), 1)
-    of_old.flow(ALONE)
+        new = running({"worker": dispatcher_command("worker"), "beat": dispatcher_command("beat")})
+        by_new = Submitter([sys.executable], settings)
+        stack.callback(by_new.stop)
+        assert by_old.package.is_relative_to(before), "the installed package wins"
+        assert not by_new.package.is_relative_to(before)
+        logs = [folder / "old-worker.log", folder / "worker.log"]
+        seen = [sent(log) for log in logs]
+        submit_by(by_old, by_new, count=TOGETHER)
+        wait_until(lambda: all(map(int.__gt__, map(sent, logs), seen)))  # both versions deliver
 
-    run(dispatcher_command("migrate"))
-    new = running({"worker": dispatcher_command("worker"), "beat": dispatcher_command("beat")})
-    of_new = submitter("new", [sys.executable], 2)
-    seen = [sent(folder / "old-worker.log"), sent(folder / "worker.log")]
-    for each in (of_old, of_new):
-        each.flow(TOGETHER)
-    assert sent(folder / "old-worker.log") > seen[0], "both versions deliver"
-    assert sent(folder / "worker.log") > seen[1], "both versions deliver"
+        old.stop("old-worker")
+        old.stop("old-beat")
+        submit_by(by_old, by_new, count=ALONE)
+        new.wait_until_ended()
+        new.check(by_old.accepted + by_new.accepted)
+        assert {row.status for row in new.rows()} == {"sent"}
+        assert old.restarts == new.restarts == 0
 
-    old.stop("old-worker")
-    old.stop("old-beat")
-    for each in (of_old, of_new):
-        each.flow(ALONE)
-    of_old.stop()
-    of_new.stop()
-    new.wait_until_ended()
 
-    (old_package, by_old), (new_package, by_new) = of_old.told(), of_new.told()
-    assert old_package.is_relative_to(before.folder)
-    assert not new_package.is_relative_to(before.folder)
-    new.check(by_old + by_new)
-    assert {row.status for row in new.rows()} == {"sent"}
-    assert old.restarts == new.restarts == 0
+def submit_by(*submitters: Submitter, count: int) -> None:
+    for submitter in submitters:
+        submitter.begin(count)
+    for submitter in submitters:
+        submitter.finish()
 
 
 def sent(log: Path) -> int:
