@@ -1,17 +1,21 @@
 """What a program does once, done once for all tests of a run and not in each.
 
-SQLAlchemy compiles a statement once for each engine. A program has one; here each test has its own,
-and a third of what a test of the house costs went into this.
+SQLAlchemy compiles a statement once for each engine, and redis-py reads the file of its own version
+for each connection. A program has few of them; here each test has its own, and half of what a test
+of the house costs went into this.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
+from functools import cache, partial
 from typing import Any
 
-from sqlalchemy import create_engine
+from redis import utils as redis_utils
+from sqlalchemy import Engine, create_engine
 
 from dispatcher.store import database
+from dispatcher.store.engines.base import Prepared
 
 _MOST = 5_000
 _PLAIN = (str, int, float, type(None))
@@ -36,6 +40,18 @@ def _by_properties(key: Any) -> tuple[Any, ...]:
 
 
 def compile_once() -> None:
-    """Let every engine of the store in this process share what is compiled."""
+    """Let all tests in this process share what is compiled and read."""
     option = {"compiled_cache": _Shared()}
     vars(database)["create_engine"] = partial(create_engine, execution_options=option)
+    prepared: dict[Any, dict[str, Any]] = {}
+    prepare: Any = Prepared.__init__
+
+    def prepare_once(self: Prepared, engine: Engine, statement: Any, names: Sequence[str]) -> None:
+        key = _by_properties((engine.dialect, statement._generate_cache_key().key, *names))
+        if key not in prepared:
+            prepare(self, engine, statement, names)
+            prepared[key] = vars(self).copy()
+        vars(self).update(prepared[key], statement=statement)
+
+    setattr(Prepared, "__init__", prepare_once)  # noqa: B010 - mypy lets nobody assign it
+    vars(redis_utils)["get_lib_version"] = cache(redis_utils.get_lib_version)
