@@ -6,8 +6,8 @@ those waits for Redis or the database. And how often the figures of a page are r
 
 from __future__ import annotations
 
-from asyncio import wrap_future
-from collections import Counter, deque
+from asyncio import AbstractEventLoop, Semaphore, get_running_loop, wrap_future
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
@@ -16,14 +16,14 @@ from contextvars import copy_context
 from functools import partial
 from math import inf
 from threading import Lock, RLock, Thread
-from typing import Any, Generic, Literal, TypeVar, TypeVarTuple
+from typing import Generic, Literal, TypeVar, TypeVarTuple
 from weakref import finalize
 
 from anyio import move_on_after
 from starlette.responses import StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dispatcher.client import Dispatcher, called, check_open, threads_of
+from dispatcher.client import Dispatcher, called, threads_of
 from dispatcher.forks import renew_after_fork
 from dispatcher.times.clock import SystemClock
 from dispatcher.web.problems import Refused
@@ -134,26 +134,27 @@ class StreamedResponse(StreamingResponse):
             self._free()
 
 
+class _Name:
+    """Whose turns they are."""
+
+
 class Threads:
     """At most ``most`` threads; closing the dispatcher waits for what runs in them.
 
     They are not those of anyio, which FastAPI uses: decision 0042 says why. Where names share them,
-    one name has at most ``most_of_one``, and names that wait take turns, whatever number of calls
-    each has.
+    one name has at most ``most_of_one`` of an event loop. Its other calls wait in the loop, so that
+    those of all names take turns, whatever number each has.
     """
 
     def __init__(self, dispatcher: Dispatcher, most: int, *, most_of_one: int = 0) -> None:
         self._dispatcher, self._most, self._most_of_one = dispatcher, most, most_of_one
+        self._names: defaultdict[str, _Name] = defaultdict(_Name)
         self._renew()
         renew_after_fork(self, Threads._renew)
 
     def _renew(self) -> None:
         self._executor = ThreadPoolExecutor(1)
         self._executor.shutdown()
-        self._lock = Lock()
-        self._running = Counter[str]()
-        self._waiting: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
-        """Calls by name. The name at the front has the next turn."""
 
     async def run(self, act: Callable[[*Ts], T], *given: *Ts) -> T:
         """Return what ``act`` returns in a thread, in the context of the awaiting task.
@@ -161,9 +162,10 @@ class Threads:
         Where that task is cancelled, an ``act`` that runs goes on; one that waits for a thread is
         not called. Raises RuntimeError after the dispatcher was closed.
         """
-        return await wrap_future(self._submit(_in_context(act, *given)))
+        return await wrap_future(self._submit(act, *given))
 
-    def _submit(self, work: Callable[[], T]) -> Future[T]:
+    def _submit(self, act: Callable[[*Ts], T], *given: *Ts) -> Future[T]:
+        work = partial(copy_context().run, called, partial(act, *given))
         try:
             return self._executor.submit(work)
         except RuntimeError:  # none yet; or closed, and a Django project's dispatcher built anew
@@ -171,37 +173,21 @@ class Threads:
             return self._executor.submit(work)
 
     async def run_for(self, name: str, act: Callable[[*Ts], T], *given: *Ts) -> T:
-        """Return as :meth:`run`; what waits when the dispatcher is closed gets RuntimeError."""
-        call, work = Future[T](), _in_context(act, *given)
-        with self._lock:
-            self._submit(self._run)  # it waits for the lock
-            self._waiting.setdefault(name, deque()).append((call, work))
+        """Return as :meth:`run`, in the turn of that name, which lasts until ``act`` has ended."""
+        turn = self._dispatcher._turn(self._names[name], self._most_of_one)
+        await turn.acquire()
+        try:
+            call = self._submit(act, *given)
+        except BaseException:
+            turn.release()
+            raise
+        call.add_done_callback(partial(_end, turn, get_running_loop()))
         return await wrap_future(call)
 
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                ready = (name for name in self._waiting if self._running[name] < self._most_of_one)
-                if (name := next(ready, None)) is None:
-                    return
-                calls = self._waiting.pop(name)
-                call, work = calls.popleft()
-                if calls:
-                    self._waiting[name] = calls  # behind the others
-                self._running[name] += 1
-            try:
-                if call.set_running_or_notify_cancel():
-                    check_open(self._dispatcher)  # close waits for what runs, not for a queue
-                    call.set_result(work())
-            except BaseException as error:  # noqa: BLE001 - the caller raises it
-                call.set_exception(error)
-            finally:
-                with self._lock:
-                    self._running -= Counter([name])
 
-
-def _in_context(act: Callable[[*Ts], T], *given: *Ts) -> Callable[[], T]:
-    return partial(copy_context().run, called, partial(act, *given))
+def _end(turn: Semaphore, loop: AbstractEventLoop, _: object) -> None:
+    with suppress(RuntimeError):  # the loop is closed, and nothing waits
+        loop.call_soon_threadsafe(turn.release)
 
 
 class CachedRead(Generic[T]):
