@@ -22,7 +22,7 @@ import inspect
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -230,26 +230,26 @@ _LEFT_OUT = frozenset({Transition.ENQUEUED, Transition.SNOOZED})
 """Steps that every message takes, or takes often, and that change nothing for its caller."""
 _AT_HAND = frozenset({Transition.SCHEDULED, Transition.RESCHEDULED})
 """Reported with the message that the statement returned: nothing is read."""
-_RETRY = dict.fromkeys((Status.SCHEDULED, Status.SENDING), "on_retry")
-_NAMES: dict[Transition, dict[Status, str]] = {
-    Transition.SCHEDULED: dict.fromkeys(Status, "on_scheduled"),
-    Transition.RESCHEDULED: dict.fromkeys(Status, "on_rescheduled"),
-    Transition.ENQUEUED: dict.fromkeys(_RETRY, "on_enqueued"),
-    Transition.SENT: {Status.SENT: "on_sent"},
-    Transition.RETRIED: _RETRY,
-    Transition.RELEASED: _RETRY,
-    Transition.RESCUED: _RETRY,
-    Transition.SNOOZED: dict.fromkeys(_RETRY, "on_snoozed"),
-    Transition.FAILED: {Status.FAILED: "on_failed"},
-    Transition.EXPIRED: {Status.EXPIRED: "on_expired"},
-    Transition.CANCELLED: {Status.CANCELLED: "on_cancelled"},
-    Transition.HELD: {Status.HELD: "on_held"},
+_OPEN = {Status.SCHEDULED, Status.SENDING}
+_HOOKS: dict[Transition, tuple[str, Collection[Status]]] = {
+    Transition.SCHEDULED: ("on_scheduled", [*Status]),
+    Transition.RESCHEDULED: ("on_rescheduled", [*Status]),
+    Transition.ENQUEUED: ("on_enqueued", _OPEN),
+    Transition.SENT: ("on_sent", {Status.SENT}),
+    Transition.RETRIED: ("on_retry", _OPEN),
+    Transition.RELEASED: ("on_retry", _OPEN),
+    Transition.RESCUED: ("on_retry", _OPEN),
+    Transition.SNOOZED: ("on_snoozed", _OPEN),
+    Transition.FAILED: ("on_failed", {Status.FAILED}),
+    Transition.EXPIRED: ("on_expired", {Status.EXPIRED}),
+    Transition.CANCELLED: ("on_cancelled", {Status.CANCELLED}),
+    Transition.HELD: ("on_held", {Status.HELD}),
 }
-"""The hook of a transition, by how the message stands if nothing has come of it since.
+"""The hook of a transition, and how the message stands if nothing has come of it since.
 
 What was enqueued, or is to be tried again, may be on its way already.
 """
-KNOWN = tuple(dict.fromkeys(name for names in _NAMES.values() for name in names.values()))
+KNOWN = tuple(dict.fromkeys(name for name, _ in _HOOKS.values()))
 
 Read = Callable[[Sequence[UUID]], Iterable[Message]]
 
@@ -332,19 +332,17 @@ class Hooks:
         self._calls = {
             name: getattr(target, name) for name in KNOWN if callable(getattr(target, name, None))
         }
-        self._hooked = {
-            kind
-            for kind, names in _NAMES.items()
-            if not self._calls.keys().isdisjoint(names.values())
-        }
         self._backlog = Backlog("hooks", self._call_all, most=_MOST_FOR_HOOKS)
         self.close = self._backlog.close
 
     def on_event(self, event: Event) -> None:
         """Call the hook of an event later, unless the message has changed again by then."""
-        if event.kind in self._hooked and (event.kind not in _AT_HAND or event.message is not None):
-            # A message that is read later is not kept until then: its body may be long.
-            self._backlog.add(event if event.kind in _AT_HAND else event._replace(message=None))
+        if _HOOKS[event.kind][0] not in self._calls:
+            return
+        if event.kind not in _AT_HAND:  # what is read later is not kept: its body may be long
+            self._backlog.add(event._replace(message=None))
+        elif event.message is not None:
+            self._backlog.add(event)
 
     def _call_all(self, events: Sequence[Event]) -> None:
         unread = [event.message_id for event in events if event.kind not in _AT_HAND]
@@ -355,8 +353,8 @@ class Hooks:
             read = {}
         for event in events:
             message = event.message or read.get(event.message_id)
-            name = "" if message is None else _NAMES[event.kind].get(message.status, "")
-            if message is None or name not in self._calls:
+            name, statuses = _HOOKS[event.kind]
+            if message is None or message.status not in statuses:
                 continue
             try:
                 self._calls[name](message)

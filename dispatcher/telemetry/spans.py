@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
+from functools import partial
 from importlib.metadata import version
 from typing import TypeVar
 
@@ -50,6 +51,11 @@ _SUBMITTING: dict[str, _Value] = {
     "messaging.operation.name": "submit",
     "messaging.operation.type": "send",
 }
+_DELIVERING: dict[str, _Value] = {
+    "messaging.system": "dispatcher",
+    "messaging.operation.name": "deliver",
+    "messaging.operation.type": "process",
+}
 
 
 class Spans:
@@ -83,7 +89,7 @@ class Spans:
                 "messaging.destination.name": message.channel,
                 "messaging.message.id": str(message.id),
             }
-            self._quietly(lambda: span.set_attributes(attributes))
+            self._quietly(span.set_attributes, attributes)
 
         with self._inside(span):
             yield accepted
@@ -108,7 +114,7 @@ class Spans:
                 context.run(answers.close)  # where the caller reads no further
             finally:
                 attributes = {**counts, "messaging.batch.message_count": counts.total()}
-                self._quietly(lambda: span.set_attributes(attributes))
+                self._quietly(span.set_attributes, attributes)
                 self._quietly(span.end)
 
     def current(self) -> str | None:
@@ -120,10 +126,7 @@ class Spans:
     @contextmanager
     def delivering(self, message: Message) -> Iterator[CameTo]:
         """Trace one send. Its span begins a trace, whatever is current in this thread."""
-        attributes: dict[str, _Value] = {
-            "messaging.system": "dispatcher",
-            "messaging.operation.name": "deliver",
-            "messaging.operation.type": "process",
+        attributes = _DELIVERING | {
             "messaging.destination.name": message.channel,
             "messaging.message.id": str(message.id),
             "dispatcher.attempt": message.attempt_count,
@@ -138,7 +141,7 @@ class Spans:
         )
 
         def came_to(outcome: Outcome, error_type: str | None) -> None:
-            self._quietly(lambda: span.set_attribute("dispatcher.outcome", outcome.value))
+            self._quietly(span.set_attribute, "dispatcher.outcome", outcome.value)
             if error_type is not None:
                 self._failed(span, error_type)
 
@@ -154,12 +157,8 @@ class Spans:
         *,
         context: Context | None = None,
     ) -> Span:
-        span = self._quietly(
-            lambda: self._tracer.start_span(
-                name, context, kind=kind, attributes=attributes, links=links
-            )
-        )
-        return INVALID_SPAN if span is None else span
+        start = partial(self._tracer.start_span, kind=kind, attributes=attributes, links=links)
+        return self._quietly(start, name, context) or INVALID_SPAN
 
     @contextmanager
     def _inside(self, span: Span) -> Iterator[None]:
@@ -174,13 +173,13 @@ class Spans:
                 self._quietly(span.end)
 
     def _failed(self, span: Span, error_type: str) -> None:
-        self._quietly(lambda: span.set_attribute("error.type", error_type))
-        self._quietly(lambda: span.set_status(StatusCode.ERROR))
+        self._quietly(span.set_attribute, "error.type", error_type)
+        self._quietly(span.set_status, StatusCode.ERROR)
 
-    def _quietly(self, call: Callable[[], T]) -> T | None:
+    def _quietly(self, call: Callable[..., T], *given: object) -> T | None:
         """Call the SDK. What it raises after a send would make the outcome an unknown one."""
         try:
-            return call()
+            return call(*given)
         except Exception as error:  # noqa: BLE001 - processors and samplers may raise anything
             self._tracer = NoOpTracer()
             text = "tracing stopped in this process: the SDK raised %s; correct its processors"

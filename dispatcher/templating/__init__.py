@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dispatcher.channel import NAME, ChannelSettings
@@ -34,7 +33,8 @@ class Templates:
         self._channels = channels
         self._max_bytes = max_bytes
         self._max_depth = max_depth
-        self._of = cache(lambda name: _ChannelTemplates(f"channels.{name}", channels[name]))
+        self._sources = cache(self._read)
+        self._template = cache(self._compile)
 
     def fill(self, draft: Draft) -> Draft:
         """Return the draft with a body, if its channel is known."""
@@ -55,7 +55,7 @@ class Templates:
             max_depth=self._max_depth,
             field="data",
         )
-        template = self._of(draft.channel).template(name)
+        template = self._template(draft.channel, self._known(draft.channel, name))
         return replace(draft, body=_rendered(template, data, self._max_bytes))
 
     def problems(self) -> Mapping[str, InvalidSettings | None]:
@@ -63,61 +63,60 @@ class Templates:
         problems: dict[str, InvalidSettings | None] = {}
         for name in self._channels:
             try:
-                templates = self._of(name)
+                templates = sorted(self._sources(name))
             except InvalidSettings as error:
                 problems[f"channels.{name}"] = error
                 continue
-            for template in sorted(templates.sources):
+            for template in templates:
                 path = f"channels.{name}.templates.{template}"
-                problems[path] = refusal_of(partial(templates.template, template))
+                problems[path] = refusal_of(partial(self._template, name, template))
         return problems
 
-
-class _ChannelTemplates:
-    def __init__(self, field: str, channel: ChannelSettings) -> None:
-        self._field = field
-        self.sources: dict[str, tuple[str, Any]] = {
-            name: (f"{field}.templates.{name}", body) for name, body in channel.templates.items()
-        }
-        if channel.templates_dir is not None:
-            self._read_files(channel.templates_dir)
-        self._directory = channel.templates_dir
-        self._compiled: dict[str, Any] = {}
-
-    def template(self, name: object) -> Any:
-        """Return a template's body, each text of which is compiled."""
-        if not isinstance(name, str) or name not in self.sources:
-            known = ", ".join(sorted(self.sources)) or "none"
+    def _known(self, channel: str, name: object) -> str:
+        sources = self._sources(channel)
+        if not isinstance(name, str) or name not in sources:
+            known = ", ".join(sorted(sources)) or "none"
             problem = f"there is no template {quoted(name)} on this channel"
             raise InvalidDraft("template", problem, f"one of its templates: {known}")
-        if name not in self._compiled:
-            with needs("templates", f"{self._field}.templates"):
-                from jinja2 import FileSystemLoader  # noqa: PLC0415 - an extra
+        return name
 
-                from dispatcher.templating.sandbox import Sandbox  # noqa: PLC0415 - needs the extra
-            loader = None if self._directory is None else FileSystemLoader(self._directory)
-            plain, html = (Sandbox(escapes=escapes, loader=loader) for escapes in (False, True))
-            path, body = self.sources[name]
-            self._compiled[name] = _compiled(body, path, plain, html)
-        return self._compiled[name]
+    def _compile(self, channel: str, name: str) -> Any:
+        """Return a template's body, each text of which is compiled."""
+        with needs("templates", f"channels.{channel}.templates"):
+            from jinja2 import FileSystemLoader  # noqa: PLC0415 - an extra
 
-    def _read_files(self, directory: Path) -> None:
-        field = f"{self._field}.templates_dir"
+            from dispatcher.templating.sandbox import Sandbox  # noqa: PLC0415 - needs the extra
+        directory = self._channels[channel].templates_dir
+        loader = None if directory is None else FileSystemLoader(directory)
+        plain, html = (Sandbox(escapes=escapes, loader=loader) for escapes in (False, True))
+        path, body = self._sources(channel)[name]
+        return _compiled(body, path, plain, html)
+
+    def _read(self, channel: str) -> dict[str, tuple[str, Any]]:
+        """Return the templates of a channel by name: what errors call each, and its body."""
+        field, settings = f"channels.{channel}.templates", self._channels[channel]
+        sources = {name: (f"{field}.{name}", body) for name, body in settings.templates.items()}
+        directory = settings.templates_dir
+        if directory is None:
+            return sources
         try:
             files = sorted(path for path in directory.iterdir() if path.is_file())
             texts = [(_FILE.fullmatch(path.name), path.read_text("utf-8")) for path in files]
         except (OSError, UnicodeError) as error:
             problem = f"{directory} cannot be read ({type(error).__name__})"
-            raise InvalidSettings(field, problem, "a folder of templates in UTF-8") from None
+            raise InvalidSettings(
+                f"{field}_dir", problem, "a folder of templates in UTF-8"
+            ) from None
         for match, text in texts:
             if match is None:
                 continue
-            name, own_path = match[1], f"{directory}/{match[1]}"
-            path, body = self.sources.setdefault(name, (own_path, {}))
+            own_path = f"{directory}/{match[1]}"
+            path, body = sources.setdefault(match[1], (own_path, {}))
             if path != own_path:
-                problem = f"there is a template {quoted(name)} already"
-                raise InvalidSettings(field, problem, "one of each")
+                problem = f"there is a template {quoted(match[1])} already"
+                raise InvalidSettings(f"{field}_dir", problem, "one of each")
             body[match[2]] = text
+        return sources
 
 
 def _compiled(body: Any, path: str, plain: Sandbox, html: Sandbox) -> Any:

@@ -6,6 +6,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote
@@ -131,14 +132,14 @@ class AppriseTransport:
         """Call ``notify`` in a thread, which is left to itself: a service that drips never ends."""
         if not self._left.acquire(blocking=False):
             raise TemporaryFailure(f"{_MOST_LEFT} earlier sends have not ended")
-        ended: list[AppriseResult | Exception] = []
+        result: Future[AppriseResult] = Future()
 
         def work() -> None:
             try:
                 with quiet():
-                    ended.append(notify())
+                    result.set_result(notify())
             except Exception as error:  # noqa: BLE001 - a plug-in may raise anything
-                ended.append(error)
+                result.set_exception(error)
             finally:
                 self._left.release()
 
@@ -148,15 +149,14 @@ class AppriseTransport:
         except RuntimeError:
             self._left.release()
             raise TemporaryFailure("the system gives no more threads") from None
-        thread.join(self._seconds)
-        if not ended:
-            raise PerhapsSent("the services did not end in time")
-        [end] = ended
-        if isinstance(end, PermanentFailure):
-            raise end
-        if isinstance(end, Exception):  # its text may quote anything
-            raise PerhapsSent(f"Apprise raised {type(end).__name__}") from None
-        return end
+        try:
+            return result.result(self._seconds)
+        except PermanentFailure:
+            raise
+        except TimeoutError:
+            raise PerhapsSent("the services did not end in time") from None
+        except Exception as error:  # noqa: BLE001 - its text may quote anything
+            raise PerhapsSent(f"Apprise raised {type(error).__name__}") from None
 
 
 def _title_and_text(body: Body, written_in: object) -> tuple[str, str]:
