@@ -29,7 +29,7 @@ _STAND_IN = "\0"
 _REQUEST_WORDS = 3
 
 
-class _PooledCalls:
+class PooledCalls:
     """The connections of one client's pool, and whether plain calls may use them.
 
     Commands are packed here: few bytes differ from call to call.
@@ -75,7 +75,7 @@ class _PooledCalls:
         return b"*%d\r\n%b" % (number, _packed(*start))
 
 
-class DirectCalls(_PooledCalls):
+class DirectCalls(PooledCalls):
     """Sends plain calls over connections of one client's pool. Safe to share between threads."""
 
     def call(self, key: str, request: Words) -> Any:
@@ -106,7 +106,7 @@ class DirectCalls(_PooledCalls):
             pool.release(connection)
 
 
-class AsyncDirectCalls(_PooledCalls):
+class AsyncDirectCalls(PooledCalls):
     """:class:`DirectCalls` for clients of ``redis.asyncio``."""
 
     async def call(self, key: str, request: Words) -> Any:
