@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
 
@@ -12,30 +11,15 @@ from tests.support.processes import pytest_in
 from tests.support.soak import a_third_of
 
 HEAVY = "dispatcher celery kombu pydantic redis sqlalchemy"
-
-
-def ran(folder: Path, *options: str, **modules: str) -> CompletedProcess[str]:
-    for name, text in modules.items():
-        (folder / f"{name}.py").write_text(text)
-    return pytest_in(folder, "-s", *options)
-
-
-def test_a_run_that_does_not_use_it_imports_nothing_heavy(tmp_path: Path) -> None:
-    looks = f"""
+LOOKS = f"""
 import sys
-def test_it(pytestconfig):
+imported = sys.modules.keys() & set({HEAVY!r}.split())  # this file is collected first
+def test_nothing_heavy_is_imported(pytestconfig):
     assert pytestconfig.pluginmanager.has_plugin("quota_dispatcher")
     assert "quota_dispatcher_pytest" in sys.modules
-    assert not sys.modules.keys() & set({HEAVY!r}.split())
+    assert imported == set()
 """
-    done = ran(tmp_path, test_it=looks)
-    assert done.returncode == 0, done.stdout
-
-
-def test_the_fixtures_are_parts_of_one_dispatcher_that_is_new_for_each_test(
-    tmp_path: Path,
-) -> None:
-    uses = """
+USES = """
 import datetime, pytest
 from dispatcher import Settings
 from dispatcher.testing import MemoryDispatcher
@@ -47,38 +31,31 @@ def memory_dispatcher():
         yield made
 
 @pytest.mark.parametrize("_", range(2))
-def test_it(_, dispatcher, outbox, travel):
+def test_each_has_a_new_one(_, dispatcher, outbox, travel):
     dispatcher.submit(
         channel="sms", recipient="ada", body={}, send_in=datetime.timedelta(days=3)
     )
     travel(days=3)
     assert len(outbox) == 1
 """
-    done = ran(tmp_path, test_it=uses)
-    assert "2 passed" in done.stdout, done.stdout
-
-
-def test_a_fixture_of_the_project_takes_the_place_of_ours(tmp_path: Path) -> None:
-    conftest = """
+OVERRIDES = """
 import pytest
 
 @pytest.fixture
 def dispatcher():
     return "theirs"
-"""
-    uses = """
-def test_it(dispatcher, travel, memory_dispatcher):
+
+def test_theirs_takes_the_place_of_ours(dispatcher, travel, memory_dispatcher):
     assert dispatcher == "theirs"
     assert travel is memory_dispatcher.travel
 """
-    done = ran(tmp_path, conftest=conftest, test_it=uses)
-    assert "1 passed" in done.stdout, done.stdout
 
 
-@pytest.mark.long
-def test_it_can_be_left_out(tmp_path: Path) -> None:
-    done = ran(tmp_path, "-p", "no:quota_dispatcher", test_it="def test_it(travel): ...")
-    assert "fixture 'travel' not found" in done.stdout
+def test_the_fixtures_are_light_new_for_each_test_and_easy_to_override(tmp_path: Path) -> None:
+    for name, text in (("test_1", LOOKS), ("test_2", USES), ("test_3", OVERRIDES)):
+        (tmp_path / f"{name}.py").write_text(text)
+    done = pytest_in(tmp_path)
+    assert "4 passed" in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize(
