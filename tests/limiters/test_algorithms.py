@@ -89,25 +89,17 @@ def test_a_clock_that_is_set_back_makes_permits_count_for_longer_by_as_much(
     assert limiter.acquire("ada").allowed
 
 
-# Windows that follow the calendar of a zone, over a century and around clock changes.
-
-
-ZONES = [
-    "Africa/Casablanca", "America/Havana", "America/New_York", "America/Santiago",
-    "America/St_Johns", "Asia/Beirut", "Asia/Shanghai", "Australia/Lord_Howe", "Europe/Berlin",
-    "Pacific/Apia",
-]  # fmt: skip
-
-
 def ms(instant: datetime) -> int:
     return int(instant.timestamp() * 1_000)
 
 
-@pytest.mark.parametrize("zone", ZONES)
 @pytest.mark.parametrize("unit", ["hour", "day", "week", "month"])
-def test_a_window_ends_to_the_millisecond(unit: CalendarUnit, zone: str, moved: Clocked) -> None:
+def test_windows_of_a_zone_end_to_the_millisecond_where_its_clocks_change(
+    unit: CalendarUnit, moved: Clocked
+) -> None:
+    zone = "America/New_York"
     limiter = FixedWindow(2, unit, align=zone).on(moved)
-    for text in ("2024-03-31T00:30Z", "2024-11-03T05:30Z", "2024-09-08T12:00Z"):
+    for text in ("2024-03-10T06:30Z", "2024-11-03T05:30Z"):
         begins, ends, after = bounds(unit, zone, ms(datetime.fromisoformat(text)), 2)
         for begin, end in ((begins, ends), (ends, after)):
             limiter.reset("ada")
