@@ -44,9 +44,6 @@ _DRIVERS = {
     "pymysql": "mysql+pymysql",
 }
 _FIELD = "transaction.atomic"
-_OF_CLIENT = frozenset(
-    {"settings", "_app", "_threads", "_state_lock", "_is_closed", "_turns", "_joined", "_lent"}
-)
 
 
 def load_settings() -> Settings:
@@ -196,10 +193,8 @@ class ProjectDispatcher(Dispatcher):
         self._building = RLock()
 
     def __getattr__(self, name: str) -> Any:
-        if name not in _OF_CLIENT:
-            raise AttributeError(
-                f"{type(self).__name__!r} has no attribute {name!r}", name=name, obj=self
-            )
+        if name.startswith("__"):  # what others look for in any object builds nothing
+            raise AttributeError(name, name=name, obj=self)
         if name == "settings" and is_in_memory_here():
             # A test run on SQLite in memory: MemoryDispatcher needs the settings and no database.
             return without_djangos_database()

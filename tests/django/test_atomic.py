@@ -17,7 +17,6 @@ from django.test import TestCase
 from fastapi.testclient import TestClient
 
 from dispatcher import InvalidDraft, Message, QuotaExceeded, StoreUnavailable
-from dispatcher.django.project import _OF_CLIENT
 from dispatcher.store.engines.mariadb import MariaDBEngine
 from dispatcher.web import Caller, api
 from tests.django.conftest import Project
@@ -164,10 +163,6 @@ def test_what_cannot_be_joined_is_refused_by_name(project: Project) -> None:
         transaction.rollback()
         transaction.set_autocommit(True)
     assert not project.house.all_members()
-
-
-def test_the_project_has_every_attribute_of_its_client(project: Project) -> None:
-    assert vars(project.house.dispatcher).keys() == _OF_CLIENT
 
 
 def test_an_api_goes_on_after_its_project_was_closed(project: Project) -> None:
