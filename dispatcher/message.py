@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
@@ -38,6 +39,8 @@ dump_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_na
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _STEP, _LOW = (1 << 48) - 1, (1 << 62) - 1
 _CONTAINERS = (dict, list, tuple, Mapping)
+_PLAIN_TYPES = frozenset({str, type(None), dict, datetime, timedelta})
+"""Types of which no value is a text of a subclass."""
 _last_id = 0
 """The last id of this process, without the bits that say its version."""
 
@@ -72,7 +75,10 @@ class Outcome(StrEnum):
 
 
 def make_texts_plain(request: DataclassInstance) -> None:
-    for name in request.__dataclass_fields__:
+    names = request.__dataclass_fields__
+    if _PLAIN_TYPES.issuperset(map(type, map(getattr, repeat(request), names))):
+        return
+    for name in names:
         value = getattr(request, name)
         if value is not None and type(value) is not str and isinstance(value, str):
             object.__setattr__(request, name, plain(value))
@@ -424,31 +430,33 @@ def _copied(body: Mapping[Any, object], name: str, accepted: str, *, most: int, 
         source, target, path, levels = containers.pop()
         if levels == 0:
             raise InvalidDraft(name, "too many levels", accepted)
-        is_object = isinstance(source, Mapping)
-        parts: Iterable[tuple[Any, object]] = source.items() if is_object else enumerate(source)
+        is_object = isinstance(source, dict | Mapping)
+        parts: Iterable[tuple[Any, Any]] = source.items() if is_object else enumerate(source)
         for key, value in parts:
             most -= 1
             if most <= 0:
                 raise InvalidDraft(name, "too many values", accepted)
-            if not is_object:
-                place = f"{path}[{key}]"
-            elif isinstance(key, str):
-                place = f"{path}.{plain(key)[:40]}"
-            else:
-                raise InvalidDraft(path, f"a key that is {kind_of(key)}", accepted)
-            part: Any
-            if type(value) is str and value.isascii() and "\0" not in value:
-                part = value
-            elif isinstance(value, _CONTAINERS):
-                part = {} if isinstance(value, Mapping) else []
-                containers.append((value, part, place, levels - 1))
-            else:
-                part = _json_scalar(value, place, accepted)
+            if is_object and not (type(key) is str and key.isascii() and "\0" not in key):
+                key = _json_key(key, path, accepted)  # noqa: PLW2901 - the same, as plain text
+            part = value
+            if not (type(value) is str and value.isascii() and "\0" not in value):
+                place = f"{path}.{key[:40]}" if is_object else f"{path}[{key}]"
+                if isinstance(value, _CONTAINERS):
+                    part = {} if isinstance(value, Mapping) else []
+                    containers.append((value, part, place, levels - 1))
+                else:
+                    part = _json_scalar(value, place, accepted)
             if is_object:
-                target[_json_text(key, path, accepted)] = part
+                target[key] = part
             else:
                 target.append(part)
     return copy
+
+
+def _json_key(key: object, path: str, accepted: str) -> str:
+    if not isinstance(key, str):
+        raise InvalidDraft(path, f"a key that is {kind_of(key)}", accepted)
+    return _json_text(key, path, accepted)
 
 
 def _json_scalar(value: object, place: str, accepted: str) -> str | float | None:
