@@ -35,7 +35,6 @@ TABLE_OPTIONS = {
 BUSY_TABLE_OPTIONS = TABLE_OPTIONS | {"postgresql_partition_by": "LIST ((finished_at IS NULL))"}
 """The options of a table whose rows are changed several times each."""
 
-_WITHOUT_ZONE = ("sqlite", *MARIADB)
 _SQLITE_FORMAT = "%Y-%m-%d %H:%M:%f"
 
 
@@ -76,6 +75,22 @@ def partial(condition: str) -> dict[str, Any]:
     return {"postgresql_where": where, "sqlite_where": where}
 
 
+# Most instants of a row are one of two objects, and those of a batch are alike.
+@lru_cache
+def _as_text(instant: datetime | None) -> str | None:
+    if instant is None:
+        return None
+    return instant.astimezone(UTC).isoformat(" ", "milliseconds")[:23]
+
+
+@lru_cache
+def _without_zone(instant: datetime | None) -> datetime | None:
+    return None if instant is None else instant.astimezone(UTC).replace(tzinfo=None)
+
+
+_WRITE_INSTANT = {"sqlite": _as_text, **dict.fromkeys(MARIADB, _without_zone)}
+
+
 class Instant(TypeDecorator[datetime]):
     """An aware UTC datetime: ``timestamptz`` where the database has it.
 
@@ -91,17 +106,11 @@ class Instant(TypeDecorator[datetime]):
     cache_ok = True
 
     def bind_processor(self, dialect: sa.Dialect) -> Callable[[datetime | None], Any] | None:
-        convert = super().bind_processor(dialect) if dialect.name in _WITHOUT_ZONE else None
-        # Most instants of a row are one of two, and those of a batch are alike.
-        return convert and lru_cache(convert)
+        return _WRITE_INSTANT.get(dialect.name)
 
     def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> Any:
-        if value is None or dialect.name not in _WITHOUT_ZONE:
-            return value
-        utc = value.astimezone(UTC)
-        if dialect.name != "sqlite":
-            return utc.replace(tzinfo=None)
-        return utc.isoformat(" ", "milliseconds")[:23]
+        write = self.bind_processor(dialect)
+        return value if write is None else write(value)
 
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> datetime | None:
         if value is None:
