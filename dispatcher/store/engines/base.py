@@ -47,13 +47,13 @@ class Prepared:
         self.text = str(compiled)
         self.indexes = [names.index(name) for name in compiled.positiontup or ()]
         """Which value stands where."""
-        self._values = []
-        for index in self.indexes:
+        self._converters: list[tuple[int, Callable[[Any], Any]]] = []
+        for place, index in enumerate(self.indexes):
             kind = compiled.binds[names[index]].type
-            convert = None
             if isinstance(kind, sa.Uuid | Instant):
                 convert = kind.dialect_impl(dialect).bind_processor(dialect)
-            self._values.append((index, convert))
+                if convert is not None:
+                    self._converters.append((place, convert))
 
     def run(
         self,
@@ -61,17 +61,17 @@ class Prepared:
         rows: Sequence[Sequence[Any]],
         options: Mapping[str, Any] | None = None,
     ) -> sa.CursorResult[Any]:
-        given: list[Any] = [
-            tuple(
-                [
-                    row[i] if convert is None or row[i] is None else convert(row[i])
-                    for i, convert in self._values
-                ]
-            )
-            for row in rows
-        ]
+        parameters: list[tuple[Any, ...]] = []
+        for row in rows:
+            values = [row[index] for index in self.indexes]
+            for place, convert in self._converters:
+                if (value := values[place]) is not None:
+                    values[place] = convert(value)
+            parameters.append(tuple(values))
         return connection.exec_driver_sql(
-            self.text, given if len(given) > 1 else given[0], execution_options=options
+            self.text,
+            parameters if len(parameters) > 1 else parameters[0],
+            execution_options=options,
         )
 
 
