@@ -1,47 +1,54 @@
-"""The API and the page in a server of their own, which ends well and keeps no batch in memory."""
+"""The API and the page in a server of their own, which ends well, and in programs of others."""
 
 from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx2
 import pytest
 from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from dispatcher import Dispatcher, InvalidValue
 from dispatcher.faults import arm
 from dispatcher.times.clock import SystemClock
-from dispatcher.web import api
+from dispatcher.web import Loopback, api, page
 from dispatcher.web.access import add_key
 from dispatcher.web.pages import SERVER_OPTIONS, beside
+from tests.support.django_project import shop
 from tests.support.environment import child_environment
 from tests.support.house import House
 from tests.support.house_fixtures import Build
 from tests.support.nodes import free_port
 from tests.support.processes import command_line
+from tests.support.soak import a_third_of
 from tests.support.waiting import DEADLINE, wait_until
 from tests.web.conftest import ON_SQLITE
 from tests.web.test_messages import key, new
 
+pytestmark = ON_SQLITE
 
-@ON_SQLITE
+
 def test_a_rate_that_cannot_be_read_is_refused_at_once(house: House) -> None:
     with pytest.raises(InvalidValue):
         api(house.dispatcher, rate="fast")
 
 
-@ON_SQLITE
 def test_headers_without_end_are_refused_also_where_httptools_is_installed(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,7 +95,6 @@ def halted_submit(house: House, folder: Path, *, mounted: bool = False) -> Itera
         arm(None)
 
 
-@ON_SQLITE
 def test_a_server_that_is_told_to_end_answers_the_calls_under_way(
     house: House, tmp_path: Path
 ) -> None:
@@ -103,7 +109,6 @@ def test_a_server_that_is_told_to_end_answers_the_calls_under_way(
         end.result(60)
 
 
-@ON_SQLITE
 @pytest.mark.parametrize("mounted", [False, True])
 def test_closing_the_dispatcher_waits_for_calls_that_the_server_gave_up(
     house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mounted: bool
@@ -126,7 +131,6 @@ def test_closing_the_dispatcher_waits_for_calls_that_the_server_gave_up(
             assert len(other.list()) == 1
 
 
-@ON_SQLITE
 def test_a_submit_is_done_though_its_caller_has_gone(house: House, tmp_path: Path) -> None:
     with halted_submit(house, tmp_path) as halted:
         url, headers = halted.client.base_url, {**halted.client.headers, **key("k")}
@@ -212,3 +216,93 @@ def test_verdicts_come_while_lines_are_sent_and_memory_does_not_grow(
         sender.join()
     assert read == [201] * many
     assert memory(pid, "VmHWM") - before < 6_000_000
+
+
+PREFIX = "/ops/later"
+
+
+def in_fastapi(ours: Any) -> Any:
+    app = FastAPI()
+    app.mount(PREFIX, ours)
+    return app
+
+
+def in_django(ours: Any) -> Any:
+    from django.core.asgi import get_asgi_application  # noqa: PLC0415 - as a program does
+
+    shop()
+    django: Any = get_asgi_application()
+    return Starlette(routes=[Mount(PREFIX, ours), Mount("/", django)])
+
+
+def in_flask(ours: Any) -> Any:
+    from a2wsgi import ASGIMiddleware, WSGIMiddleware  # noqa: PLC0415 - as a program does
+    from flask import Flask  # noqa: PLC0415 - as a program does
+    from werkzeug.middleware.dispatcher import DispatcherMiddleware  # noqa: PLC0415 - as a program does
+
+    later: Any = ASGIMiddleware(ours)
+    mounted: Any = DispatcherMiddleware(Flask(__name__).wsgi_app, {PREFIX: later})
+    return WSGIMiddleware(mounted)
+
+
+@pytest.mark.parametrize("mounted", [in_fastapi, in_django, in_flask])
+def test_a_mounted_api_answers_as_one_at_the_root(house: House, mounted: Any) -> None:
+    _, token = add_key(house.parts.api_keys, "shop")
+    with TestClient(mounted(api(house.dispatcher)), base_url="http://localhost") as client:
+        base = f"{PREFIX}/v1/messages"
+        assert client.get(base).status_code == 401
+        client.headers["Authorization"] = f"Bearer {token}"
+        key = {"Idempotency-Key": "k-1"}
+        made = client.post(base, json=new(), headers=key)
+        assert made.status_code == 201, made.text
+        path = made.headers["Location"]
+        assert path == f"{base}/{made.json()['id']}"
+        assert client.post(base, json=new(), headers=key).content == made.content
+        assert client.put(base).headers["Allow"] == "GET, POST"
+        read = client.get(path)
+        match = {"If-Match": read.headers["ETag"]}
+        assert client.patch(path, json={"body": {"n": 1}}, headers=match).status_code == 200
+        assert client.patch(path, json={"body": {"n": 2}}, headers=match).status_code == 412
+        lines = "\n".join(json.dumps(new(name)) for name in ("ben", "ben", "eve"))
+        ndjson = {"Content-Type": "application/x-ndjson"}
+        verdicts = client.post(f"{base}/batch", content=lines, headers=ndjson).text.splitlines()
+        assert [json.loads(each)["status"] for each in verdicts] == [201, 409, 201]
+        listed, url = [], f"{base}?limit=1"
+        while url:
+            page = client.get(url)
+            listed += [each["id"] for each in page.json()["messages"]]
+            url = page.links.get("next", {}).get("url", "")
+        assert sorted(listed) == sorted(str(row[0]) for row in house.rows())
+        assert len(listed) == 3
+        assert client.get(f"{PREFIX}/v1/openapi.json").status_code == 200
+        assert client.get("/v1/messages").status_code == 404
+
+
+_LINK = re.compile(r'(?:href|action|src|data-live)="([^"#]*)"')
+
+
+@pytest.mark.parametrize("mounted", a_third_of([in_fastapi, in_django, in_flask]))
+def test_every_link_leads_to_a_page_under_the_prefix(house: House, mounted: Any) -> None:
+    message = house.submit()
+    app = mounted(page(house.dispatcher, access=Loopback()))
+    with TestClient(app, base_url="http://localhost", client=("127.0.0.1", 50_000)) as client:
+        links = set[str]()
+        for path in ("", "messages", f"messages/{message.id}", "calendar?recipient=ada"):
+            answer = client.get(f"/ops/later/{path}")
+            assert answer.status_code == 200, path
+            links |= {link.replace("&amp;", "&") for link in _LINK.findall(answer.text)}
+        assert all(link.startswith("/ops/later/") for link in links)
+        assert f"/ops/later/messages/{message.id}" in links
+        files = [link for link in links if "/static/" in link]
+        assert len(files) > 1
+        assert {client.get(link).status_code for link in files} == {200}
+
+
+@pytest.mark.parametrize("make", [api, partial(page, access=Loopback())])
+def test_other_hosts_than_those_of_the_settings_are_refused(build: Build, make: Any) -> None:
+    house = build(allowed_hosts="shop.example,*.shop.example")
+    client = TestClient(make(house.dispatcher), client=("127.0.0.1", 5))
+    path = "/v1/openapi.json" if make is api else "/"
+    hosts = {"shop.example": False, "a.shop.example:8000": False, "evil.test": True}
+    for host, refused in hosts.items():
+        assert (client.get(path, headers={"Host": host}).status_code == 400) is refused, host

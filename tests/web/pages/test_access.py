@@ -207,6 +207,7 @@ def test_each_answer_has_the_headers_that_protect_it(visit: Visit) -> None:
         assert "unsafe" not in policy, path
         assert headers["X-Content-Type-Options"] == "nosniff", path
         assert headers["Referrer-Policy"] == "same-origin", path
+    assert client.get("/").headers["Content-Encoding"] == "gzip"
 
 
 def test_without_the_rights_no_recipient_and_no_body_is_shown(house: House, visit: Visit) -> None:

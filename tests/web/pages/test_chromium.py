@@ -127,17 +127,3 @@ def test_numbers_change_without_a_reload(house: House, tab: Tab) -> None:
     held.filter(has_text=re.compile("^1$")).wait_for()
     assert tab.page.evaluate("window.isTheSame")
     assert tab.errors == []
-
-
-def test_the_first_page_is_small(house: House, tab: Tab) -> None:
-    for number in range(60):
-        house.submit(f"person-{number}@example.org", send_at=FAR + HOUR)
-    session = tab.page.context.new_cdp_session(tab.page)
-    session.send("Network.enable")
-    for path in ("/", "/messages", "/calendar?recipient=ada&channel=memory&view=week"):
-        read = list[int]()
-        session.send("Network.clearBrowserCache")
-        session.on("Network.loadingFinished", lambda e, to=read: to.append(e["encodedDataLength"]))
-        tab.go(path)
-        assert len(read) >= 2
-        assert sum(read) <= 60_000, path
