@@ -7,7 +7,7 @@ import logging
 import threading
 from contextlib import nullcontext
 from typing import Any, Literal
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 from apprise import Apprise
@@ -134,6 +134,15 @@ def test_a_partial_success_of_services_is_an_unknown_outcome(receiver: Receiver)
     with pytest.raises(PerhapsSent, match="1 of 2 services took it"):
         AppriseTransport(urls=[closed, url_of(receiver)]).send(a_message())
     assert len(receiver.received) == 1
+
+
+def test_what_apprise_raises_is_an_unknown_outcome_and_quoted_by_nothing(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Apprise, "notify", Mock(side_effect=ValueError(SECRET)))
+    with pytest.raises(PerhapsSent, match="Apprise raised ValueError") as caught:
+        to(receiver).send(a_message())
+    assert SECRET not in str(caught.value)
 
 
 def test_a_redirect_is_not_followed(receiver: Receiver) -> None:
