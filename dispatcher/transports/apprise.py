@@ -94,7 +94,7 @@ class AppriseTransport:
             raise PermanentFailure(str(refused)) from None
         result = self._in_time(lambda: self._notify(message.recipient, title, text))
         if result.status is AppriseResultStatus.SUCCESS:
-            return ", ".join(each.name for each in result)
+            return ", ".join(service.name for service in result)
         raise PerhapsSent(f"{result.success_count} of {len(self._urls)} services took it")
 
     def _notify(self, recipient: str, title: str, text: str) -> AppriseResult:

@@ -158,7 +158,7 @@ def _make(
     # Some have a name that no parameter can have, such as "from".
     names = [name.removesuffix("_") if is_shipped else name for name in parameters]
     strange = sorted(options.keys() - set(names))
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    takes_any = any(option.kind is option.VAR_KEYWORD for option in parameters.values())
     if strange and not takes_any:
         accepted = like(strange[0], names)
         raise InvalidSettings(f"{field}.{strange[0]}", "there is no such option", accepted)

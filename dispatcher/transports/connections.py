@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import sys
 import threading
@@ -13,6 +14,9 @@ from typing import Generic, TypeVar
 from dispatcher.times.clock import Clock
 
 C = TypeVar("C")
+_NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")
+_LONGEST_NAME = 253
+_IN_A_NUMBER = re.compile(r"(.*\.)?([0-9]+|0x[0-9a-f]*)")
 
 
 class Deadline:
@@ -40,6 +44,15 @@ def address_of(text: str) -> IPv4Address | IPv6Address | None:
         return ip_address(text)
     except ValueError:
         return None
+
+
+def is_name(text: str) -> bool:
+    """Whether ``text``, in lower case, is the name of a host and no way to write an address.
+
+    ``127.1``, ``2130706433`` and ``0x7f.1`` are addresses to a resolver: what ends in a number is.
+    """
+    short = len(text) <= _LONGEST_NAME
+    return short and bool(_NAME.fullmatch(text)) and not _IN_A_NUMBER.fullmatch(text)
 
 
 def resolve(host: str, port: int) -> list[str]:

@@ -276,8 +276,8 @@ def _disposition(filename: str) -> str:
     return f"attachment; filename*=utf-8''{quote(filename, safe='')}"
 
 
-def _check_keys(field: str, given: Iterable[str], known: tuple[str, ...]) -> None:
-    for key in given:
+def _check_keys(field: str, keys: Iterable[str], known: tuple[str, ...]) -> None:
+    for key in keys:
         if key not in known:
             raise InvalidDraft(f"{field}.{key[:40]}", "unknown", ", ".join(known))
 

@@ -36,6 +36,7 @@ from dispatcher.transports.connections import (
     IdleConnections,
     address_of,
     connect,
+    is_name,
     resolve,
 )
 from dispatcher.transports.mail import (
@@ -58,7 +59,6 @@ _SCHEMES: dict[str, tuple[Security, int]] = {
     "smtp": ("none", 25),
 }
 _URLS = "smtps://user:password@host, smtp+starttls://user:password@host, or smtp://localhost"
-_HOST = re.compile(r"(?!.{254})[a-z0-9_][a-z0-9_-]{0,62}(?:\.[a-z0-9_][a-z0-9_-]{0,62})*\.?")
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,253}[A-Za-z0-9])?|\[[0-9A-Za-z.:]+\]")
 _LONGEST_REPLY = 64 * 1024
 _CHUNK = 64 * 1024
@@ -195,7 +195,7 @@ def _read_server(
         raise InvalidSettings("url", "cannot be read", _URLS) from None
     host = parts.hostname or ""
     address = address_of(host)
-    is_host = address is not None if ":" in host else _HOST.fullmatch(host)
+    is_host = address is not None or is_name(host.removesuffix("."))
     is_more = parts.path not in ("", "/") or parts.query or parts.fragment
     if parts.scheme not in _SCHEMES or not is_host or is_more:
         raise InvalidSettings("url", "no known scheme, no host, or more than a host", _URLS)
@@ -479,10 +479,8 @@ class SmtpConnection(smtplib.SMTP):
     def _expect(self, said: tuple[int, bytes | str], to: str, code: int) -> None:
         """Raise TemporaryFailure for another answer: it concerns no message yet."""
         reply = self._reply(said)
-        if reply.code != code and reply.is_throttle:
-            raise self._refusal(reply, to)
         if reply.code != code:
-            raise TemporaryFailure(f"{self._server}: it answered {reply} to {to}")
+            raise self._refusal(reply, to, of_mail=False)
 
     def _say(self, words: str, mail: Mail) -> None:
         """Say something that comes before the mail. Raises ConnectionBroken for a good-bye."""
@@ -504,14 +502,14 @@ class SmtpConnection(smtplib.SMTP):
                 text = re.sub(re.escape(secret), "…", text, flags=re.IGNORECASE)
         return SmtpReply(code, text[:_LONGEST_QUOTE])
 
-    def _refusal(self, reply: SmtpReply, to: str) -> DeliveryError:
+    def _refusal(self, reply: SmtpReply, to: str, *, of_mail: bool = True) -> DeliveryError:
         why = f"it answered {reply} to {to}"
-        if reply.code in _CREDENTIALS:
+        if of_mail and reply.code in _CREDENTIALS:
             return self._misconfigured(why)
         if reply.is_throttle:
             return TemporaryFailure(f"{self._server}: {why}", _PAUSE, closes_channel=True)
-        kind = PermanentFailure if reply.kind == _PERMANENT else TemporaryFailure
-        return kind(f"{self._server}: {why}")
+        is_final = of_mail and reply.kind == _PERMANENT
+        return (PermanentFailure if is_final else TemporaryFailure)(f"{self._server}: {why}")
 
     def _broken(self, error: BaseException, stage: str = "") -> str:
         """Close the connection that failed; return what became of it."""

@@ -17,13 +17,10 @@ from pydantic import Field, GetPydanticSchema, StrictBool
 
 from dispatcher.errors import InvalidSettings, InvalidValue, quoted
 from dispatcher.transports.base import Texts, checked
-from dispatcher.transports.connections import address_of
+from dispatcher.transports.connections import address_of, is_name
 
 Origin = tuple[str, str, int]
 """A scheme, a host and a port: requests to the same can use one connection."""
-_NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")
-_LONGEST_NAME = 253
-_IN_A_NUMBER = re.compile(r"(.*\.)?([0-9]+|0x[0-9a-f]*)")
 _OR_ALLOWED = ", or one that options.allow names"
 _LAST_PORT = 65_535
 PORTS = {"https": 443, "http": 80}
@@ -81,15 +78,15 @@ class Addresses:
     def __init__(self, allow: Texts = ()) -> None:
         self._networks: list[IPv4Network | IPv6Network] = []
         self._names: set[str] = set()
-        for each in allow:
-            text = each.lower() if each.isascii() else ""
+        for place in allow:
+            text = place.lower() if place.isascii() else ""
             if is_name(text):
                 self._names.add(text)
                 continue
             try:
                 self._networks.append(ip_network(text))
             except ValueError:
-                problem = f"{quoted(each)} is no network, address or name"
+                problem = f"{quoted(place)} is no network, address or name"
                 accepted = "such as 10.1.0.0/16, hooks.internal"
                 raise InvalidSettings("allow", problem, accepted) from None
 
@@ -106,7 +103,7 @@ class Addresses:
         if address is None:
             return False
         inner = _embedded(address)
-        if any(each in network for network in self._networks for each in (address, inner)):
+        if any(address in network or inner in network for network in self._networks):
             return True
         if isinstance(inner, IPv4Address):
             return not any(inner in network for network in _REFUSED_V4)
@@ -136,15 +133,6 @@ def _embedded(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
     if address in _NAT64:
         return IPv4Address(int(address) & 0xFFFFFFFF)
     return address.ipv4_mapped or address
-
-
-def is_name(text: str) -> bool:
-    """Whether ``text``, in lower case, is the name of a host and no way to write an address.
-
-    ``127.1``, ``2130706433`` and ``0x7f.1`` are addresses to a resolver: what ends in a number is.
-    """
-    short = len(text) <= _LONGEST_NAME
-    return short and bool(_NAME.fullmatch(text)) and not _IN_A_NUMBER.fullmatch(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +192,7 @@ class Reader:
             parts = urlsplit(url)
         except ValueError:
             raise _invalid("it is no URL", "https://host/path") from None
-        schemes = " or ".join(f"{each}://" for each in self._schemes)
+        schemes = " or ".join(f"{scheme}://" for scheme in self._schemes)
         if parts.scheme not in self._schemes:
             clear = "" if "http" in self._schemes else ", or http:// with options.http = true"
             raise _invalid("it has another scheme", f"{schemes}{clear}")
@@ -212,19 +200,19 @@ class Reader:
             raise _invalid("it has a user", "a URL without user and password")
         if "#" in url:
             raise _invalid("it has a fragment, which is never sent", "a URL without #")
-        found = _HOST_AND_PORT.fullmatch(parts.netloc.lower())
-        if not found:
+        place = _HOST_AND_PORT.fullmatch(parts.netloc.lower())
+        if place is None:
             raise _invalid("it has no readable host", f"{schemes} and a host")
         path = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
-        port = self._port(parts.scheme, found["port"])
-        return Target(parts.scheme, self._host(found["host"]), port, path)
+        port = self._port(parts.scheme, place["port"])
+        return Target(parts.scheme, self._host(place["host"]), port, path)
 
     def _port(self, scheme: str, text: str | None) -> int:
         port = PORTS[scheme] if text is None else int(text)
         if not 1 <= port <= _LAST_PORT:
             raise _invalid("there is no such port", f"1 to {_LAST_PORT}")
         if not self._any_port and port not in (PORTS[scheme], *self._ports):
-            names = ", ".join(str(each) for each in sorted({PORTS[scheme], *self._ports}))
+            names = ", ".join(map(str, sorted({PORTS[scheme], *self._ports})))
             raise _invalid("its port is not allowed", f"port {names}, or one of options.ports")
         return port
 
