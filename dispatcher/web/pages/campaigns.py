@@ -46,8 +46,8 @@ log = logging.getLogger(__name__)
 
 MOST_BYTES = 64 * 1024 * 1024
 """The longest file."""
-_MOST_KEPT, _MOST_OF_ONE, _MOST_BYTES_KEPT = 16, 4, 4 * MOST_BYTES
-"""Files of all visitors, files of one, and the bytes of all files."""
+_MOST_KEPT, _MOST_OF_ONE = 8, 4
+"""Files of all visitors, and files of one."""
 _KEPT_FOR = timedelta(hours=12)
 MOST_ROWS = 200_000
 """Of one file: what each scope of a row has booked is in memory while a plan is made."""
@@ -148,7 +148,7 @@ def _kept(visit: Visit) -> Upload:
         with upload.source():
             pass
     except InvalidValue:
-        upload.forget()
+        upload.file.close()  # and so deleted
         raise
     return upload
 
@@ -246,7 +246,6 @@ class Upload:
     def __post_init__(self) -> None:
         with Path(self.file.name).open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
-            self.size = file.tell()
         target = repr((content, self.campaign, self.channel)).encode("utf-8", "surrogatepass")
         self.digest = hashlib.sha256(target).hexdigest()[:32]
         self._lock = Lock()
@@ -268,10 +267,6 @@ class Upload:
         work = self._make_plan if state is UploadState.PLANNING else self._book
         Thread(target=self._run, args=(work, dispatcher), name="upload", daemon=True).start()
         return True
-
-    def forget(self) -> None:
-        self.file.close()  # and so deleted
-        self.size = 0
 
     def _run(self, work: Callable[[Dispatcher], UploadState], dispatcher: Dispatcher) -> None:
         self.counted, self.bad, self.error = Progress(0, 0, None), 0, None
@@ -308,7 +303,7 @@ class Upload:
                     unknown = each.error
         if unknown is not None:  # some rows can be booked yet: the file is kept
             raise unknown
-        self.forget()
+        self.file.close()  # and so deleted
         return UploadState.BOOKED
 
     def source(self) -> Source:
@@ -373,29 +368,26 @@ class Uploads:
     def add(self, upload: Upload) -> None:
         """Keep one, instead of the oldest that no thread works on. Raises Refused."""
         with self._lock:
-            while crowd := self._in_the_way(upload):
-                old = next((kept for kept in crowd if not kept.is_running), None)
-                if old is None:
-                    upload.forget()
-                    raise Refused(503, "too-many", "too many files are under way; try again later")
-                self._kept.remove(old)
-                old.forget()
+            crowd = [kept for kept in self._kept if kept.caller == upload.caller]
+            if len(crowd) < _MOST_OF_ONE:
+                crowd = self._kept if len(self._kept) >= _MOST_KEPT else []
+            old = next((kept for kept in crowd if not kept.is_running), None)
+            if crowd and old is None:
+                upload.file.close()
+                raise Refused(503, "too-many", "too many files are under way; try again later")
+            if old is not None:
+                self._forget(old)
             self._kept.append(upload)
 
-    def _in_the_way(self, upload: Upload) -> list[Upload]:
-        """Return the files of which one must go before another is kept, the oldest first."""
-        own = [kept for kept in self._kept if kept.caller == upload.caller]
-        if len(own) >= _MOST_OF_ONE:
-            return own
-        size = upload.size + sum(kept.size for kept in self._kept)
-        return self._kept if len(self._kept) >= _MOST_KEPT or size > _MOST_BYTES_KEPT else []
+    def _forget(self, upload: Upload) -> None:
+        self._kept.remove(upload)
+        upload.file.close()
 
     def of(self, caller: Caller) -> list[Upload]:
         oldest = self._clock.now() - _KEPT_FOR
         with self._lock:
             for old in [kept for kept in self._kept if kept.at < oldest and not kept.is_running]:
-                self._kept.remove(old)
-                old.forget()
+                self._forget(old)
             return [kept for kept in reversed(self._kept) if kept.caller == caller]
 
     def find(self, token: str, caller: Caller) -> Upload:
