@@ -31,17 +31,14 @@ from dispatcher.web.problems import Refused
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-Kind = Literal["batches", "calls", "files", "listeners", "pages"]
+Kind = Literal["batches", "calls", "files", "listeners"]
 MOST: dict[Kind, tuple[int, int, int, str]] = {
     "batches": (8, 32, 5, "batches"),
     "calls": (8, 32, 1, "long calls"),
     "files": (4, 8, 5, "files under way"),
     "listeners": (50, 200, 60, "listeners"),
-    "pages": (20, 20, 60, "pages with live numbers"),
 }
 """The most of one key, the most in all, after how many seconds to ask again, and what they are."""
-_PAGE_SECONDS, _END_SECONDS = 600.0, 1.0
-"""How long numbers are sent to a page, which then asks again; how long their end may take."""
 _CALL_SECONDS = 60.0
 """How long a long call may take until its answer is read."""
 _PIECE_BYTES = 65_536
@@ -106,8 +103,8 @@ class StreamedResponse(StreamingResponse):
     """The answer to a long call, which has a place while it lasts. Raises Refused without one.
 
     An answer that is never sent, because its call was cancelled before, gives its place back, too.
-    Live numbers of a page end in time also if the browser does not read. The answer to a batch does
-    not wait for the caller's disconnection, which is read where the lines are.
+    The answer to a batch does not wait for the caller's disconnection, which is read where the
+    lines are.
     """
 
     def __init__(
@@ -122,14 +119,10 @@ class StreamedResponse(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with move_on_after(_PAGE_SECONDS if self._kind == "pages" else None) as bound:
-                if self._kind == "batches":
-                    await self.stream_response(send)
-                else:
-                    await super().__call__(scope, receive, send)
-            if bound.cancelled_caught:
-                with move_on_after(_END_SECONDS):
-                    await send({"type": "http.response.body", "body": b"", "more_body": False})
+            if self._kind == "batches":
+                await self.stream_response(send)
+            else:
+                await super().__call__(scope, receive, send)
         finally:
             self._free()
 

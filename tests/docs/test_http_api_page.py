@@ -173,5 +173,5 @@ def test_the_page_names_every_call_right_and_type(house: House) -> None:
     known = {problem_kind_of(each) for each in vars(errors).values() if isinstance(each, type)}
     of_api = {"too-large", "unsupported-media-type", "no-events", "too-slow"}
     of_api |= {"no-such-path", "method-not-allowed", "internal-error"}
-    of_api |= {f"too-many-{each}" for each in bounds.MOST if each != "pages"}
+    of_api |= {f"too-many-{each}" for each in bounds.MOST}
     assert of_api <= types <= known | of_api

@@ -43,8 +43,8 @@ SERVER_OPTIONS: dict[str, Any] = {
 }
 """Options of uvicorn. h11, because with httptools uvicorn does not bound the headers of a call, and
 loses the body of one that offers another protocol (decision 0042). No handlers of its own: the log
-is that of the process. At the end it waits ten seconds for calls, because listeners for events and
-live numbers never end; closing the dispatcher then waits for the calls that still run.
+is that of the process. At the end it waits ten seconds for calls: listeners for events never
+end. Closing the dispatcher then waits for the calls that still run.
 """
 
 

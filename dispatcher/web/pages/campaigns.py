@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import json
 import logging
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -37,7 +35,6 @@ from dispatcher.message import (
 from dispatcher.submission.rows import BadRow, DraftRow, Format, Source, read
 from dispatcher.times.clock import Clock
 from dispatcher.web.access import Caller, Right
-from dispatcher.web.bounds import StreamedResponse
 from dispatcher.web.pages.lists import STATUSES, WIDTH, summed
 from dispatcher.web.pages.site import PageRoute, Visit
 from dispatcher.web.problems import Refused
@@ -59,7 +56,6 @@ _STEPS = tuple(
     timedelta(minutes=each)
     for each in (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1_440, 2_880, 10_080, 40_320)
 )
-_LOOK_SECONDS = 0.5
 _FORM_BYTES = 65_536
 _MOST_LISTED = 50
 _LIST_SECONDS = 0.08
@@ -156,7 +152,7 @@ def _kept(visit: Visit) -> Upload:
 def uploaded(visit: Visit) -> Response:
     upload = copy(_chosen_upload(visit))  # a thread goes on with it
     return visit.show("upload.html", upload=upload, histogram=upload.histogram, width=WIDTH,
-                      height=PLAN_HEIGHT, numbers=numbers_of(upload))  # fmt: skip
+                      height=PLAN_HEIGHT)  # fmt: skip
 
 
 def book(visit: Visit) -> Response:
@@ -166,23 +162,6 @@ def book(visit: Visit) -> Response:
     if upload.start(visit.dispatcher, UploadState.BOOKING):
         visit.note(f"booking of upload {upload.token}")
     return visit.go(f"/campaigns/uploads/{upload.token}")
-
-
-def live(visit: Visit) -> Response:
-    numbers = _numbers(visit, _chosen_upload(visit))
-    return StreamedResponse("pages", numbers, visit.site.streams, visit.caller.name)
-
-
-async def _numbers(visit: Visit, upload: Upload) -> AsyncIterator[str]:
-    while upload.is_running:
-        numbers = await visit.site.threads.run(numbers_of, upload)
-        yield f"event: numbers\ndata: {json.dumps(numbers)}\n\n"
-        await asyncio.sleep(_LOOK_SECONDS)
-    yield "event: ended\ndata: {}\n\n"
-
-
-def numbers_of(upload: Upload) -> Mapping[str, str]:
-    return {"accepted": f"{upload.counted.accepted:,}", "refused": f"{upload.turned_away:,}"}
 
 
 def _uploads(visit: Visit) -> Uploads:
@@ -202,7 +181,6 @@ PAGES = (
               rights=_WRITE, most_bytes=MOST_BYTES + _FORM_BYTES),
     PageRoute(_ONE, uploaded, rights=_WRITE),
     PageRoute(_ONE, book, "POST", rights=_WRITE),
-    PageRoute(f"{_ONE}/live", live, rights=_WRITE),
 )  # fmt: skip
 
 

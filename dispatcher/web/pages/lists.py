@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from heapq import nsmallest
@@ -15,21 +13,19 @@ from typing import NamedTuple, cast, get_args
 from starlette.responses import Response
 
 from dispatcher.errors import (
-    DispatcherError,
     InvalidDraft,
     InvalidValue,
     ReservationsUnavailable,
     StoreUnavailable,
 )
 from dispatcher.message import Status, check_text
-from dispatcher.operations.overview import By, ChannelLoad, LoadedMinute, LoadToCome, Overview
+from dispatcher.operations.overview import By, ChannelLoad, LoadedMinute, LoadToCome
 from dispatcher.problems import status_of
 from dispatcher.scope import WITHOUT
 from dispatcher.store.listing import Of
 from dispatcher.store.schema import PAUSED_CAMPAIGN, PAUSED_CHANNEL, PAUSED_RECIPIENT
 from dispatcher.web.access import Right
-from dispatcher.web.bounds import SECONDS, StreamedResponse
-from dispatcher.web.pages.site import PageRoute, Visit, local_text
+from dispatcher.web.pages.site import PageRoute, Visit
 from dispatcher.web.problems import Refused
 
 _A_DAY = timedelta(days=1)
@@ -42,52 +38,14 @@ STATUSES = (Status.SCHEDULED, Status.SENDING, Status.HELD, Status.SENT, Status.F
 
 
 def overview(visit: Visit) -> Response:
-    found = None if visit.caller.is_bound else _read(visit)
-    hours = None
-    if found is not None:
+    found = hours = None
+    if not visit.caller.is_bound:
+        found = visit.cached("overview", partial(visit.dispatcher.status, since=_A_DAY))
         # The page is worth more than this picture.
         with contextlib.suppress(StoreUnavailable, Refused):
             hours = visit.cached("last day", visit.parts.overviews.figures.last_day)
     most = max(found.load.minutes, default=0) if found is not None else 0
-    return visit.show("overview.html", found=found, statuses=STATUSES, most=most, hours=hours,
-                      numbers=None if found is None else _numbers_of(visit, found))  # fmt: skip
-
-
-def _read(visit: Visit) -> Overview:
-    return visit.cached("overview", partial(visit.dispatcher.status, since=_A_DAY))
-
-
-def live(visit: Visit) -> Response:
-    return StreamedResponse("pages", _numbers(visit), visit.site.streams, visit.caller.name)
-
-
-async def _numbers(visit: Visit) -> AsyncIterator[str]:
-    site = visit.site
-    while True:
-        try:
-            await site.threads.run(site.enter, visit.request, LIVE)
-            found = await site.threads.run(_read, visit)
-            yield f"event: numbers\ndata: {json.dumps(_numbers_of(visit, found))}\n\n"
-        except Refused:
-            return
-        except DispatcherError:
-            yield ": the database does not answer\n\n"
-        await asyncio.sleep(SECONDS)
-
-
-def _numbers_of(visit: Visit, found: Overview) -> Mapping[str, str]:
-    late, zone = found.overdue, visit.site.settings.zone
-    numbers = {f"all.{each}": f"{found.total(each):,}" for each in STATUSES}
-    for channel, counts in found.counts.by_channel.items():
-        numbers |= {f"{channel}.{each}": f"{counts.get(each, 0):,}" for each in STATUSES}
-    alive = {name: sum(each.is_alive for each in signs or ())
-             for name, signs in (("workers", found.workers), ("beats", found.beats))}  # fmt: skip
-    return numbers | {
-        "overdue": f"{late.many:,}",
-        "due": f"{sum(found.load.minutes):,}",
-        "now": f"{local_text(found.now, zone, '%H:%M:%S')} {zone}",
-        **{name: "–" if found.silence else f"{many:,}" for name, many in alive.items()},
-    }
+    return visit.show("overview.html", found=found, statuses=STATUSES, most=most, hours=hours)
 
 
 def doctor(visit: Visit) -> Response:
@@ -264,8 +222,7 @@ _SUPPRESS = (Right.RECIPIENTS_READ, Right.SUPPRESSIONS_WRITE)
 _PAUSE = ("kind", "name", "reason")
 _OPERATE = (Right.MESSAGES_READ, Right.OPERATE)
 _route = partial(PageRoute, is_unbound=True)
-LIVE = _route("/live", live)
-FIRST = (PageRoute("/", overview, title="Overview"), LIVE)
+FIRST = (PageRoute("/", overview, title="Overview"),)
 PAGES = (
     _route("/load", load, title="Load", names=("within", "channel")),
     _route("/top", top, title="Top", names=("of", "by", "within"),

@@ -199,7 +199,7 @@ def everything(house: House) -> tuple[Any, ...]:
 
 def test_each_answer_has_the_headers_that_protect_it(visit: Visit) -> None:
     client = visit()
-    for path in {*PATHS, "/no-such-page", "/static/page.css"} - {"/live"}:  # which never ends
+    for path in {*PATHS, "/no-such-page", "/static/page.css"}:
         headers = client.get(path).headers
         policy = headers["Content-Security-Policy"]
         assert "default-src 'none'" in policy, path
@@ -251,6 +251,6 @@ def test_a_tenant_sees_its_own(build: Any, visit: Visit) -> None:
     assert client.get("/messages?count.tenant=zeta").status_code == 403
     assert client.get("/calendar?count.tenant=acme").status_code == 200
     for path in ("/calendar?count.tenant=zeta", "/calendar?recipient=eve", "/suppressions",
-                 "/calendar?recipient=acme&count.tenant=acme", "/doctor", "/live", "/load",
+                 "/calendar?recipient=acme&count.tenant=acme", "/doctor", "/load",
                  "/refusals", "/top", "/pauses"):  # fmt: skip
         assert client.get(path).status_code == 403, path

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from html import unescape
 from math import inf
 from threading import Event, Thread, current_thread
-from typing import Any
 from unittest.mock import Mock
 from uuid import UUID
 
@@ -139,29 +136,3 @@ def test_an_error_of_a_figure_is_told_and_the_next_visit_reads_again() -> None:
     with pytest.raises(ZeroDivisionError):
         cached.of(fails)
     assert cached.of(fails) is Status.SENT, "no visit reads again before the pause is over"
-
-
-def test_a_browser_that_does_not_read_loses_its_place_after_a_bound(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(bounds.MOST, "pages", (1, 1, 60, "pages"))
-    monkeypatch.setattr(bounds, "_PAGE_SECONDS", 0.2)
-    monkeypatch.setattr(bounds, "_END_SECONDS", 0.1)
-    places = bounds.Streams()
-
-    async def numbers() -> AsyncIterator[str]:
-        while True:
-            yield "event: numbers"
-
-    async def never(*_: Any) -> Any:
-        await asyncio.Event().wait()
-
-    async def visited() -> None:
-        answer = bounds.StreamedResponse("pages", numbers(), places, "ops")
-        with pytest.raises(Refused, match="this key has 1 pages"):
-            bounds.StreamedResponse("pages", numbers(), places, "ops")
-        scope = {"type": "http", "asgi": {"spec_version": "2.4"}}
-        await asyncio.wait_for(answer(scope, never, never), 20)
-        bounds.StreamedResponse("pages", numbers(), places, "ops")
-
-    asyncio.run(visited())

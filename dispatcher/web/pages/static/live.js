@@ -1,14 +1,20 @@
-// Keeps the numbers of a page up to date. Without it, a reload does.
-const place = document.querySelector("[data-live]");
-if (place) {
-  const source = new EventSource(place.dataset.live);
-  source.addEventListener("numbers", (event) => {
-    for (const [name, text] of Object.entries(JSON.parse(event.data))) {
-      for (const each of place.querySelectorAll(`[data-number="${CSS.escape(name)}"]`)) {
-        if (each.textContent !== text) each.textContent = text;
-      }
-    }
-  });
-  source.addEventListener("ended", () => location.reload());
-  addEventListener("pagehide", () => source.close());
+// Keeps the numbers of a page up to date: it reads the page again. Without it, a reload does.
+const numbers = document.querySelectorAll("[data-live] [data-number]");
+
+async function look() {
+  const answer = await fetch(location);
+  if (!answer.ok) return;
+  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  if (!page.querySelector("[data-live]")) location.reload();
+  for (const each of numbers) {
+    const now = page.querySelector(`[data-number="${CSS.escape(each.dataset.number)}"]`);
+    if (now && each.textContent !== now.textContent) each.textContent = now.textContent;
+  }
 }
+
+async function again() {
+  if (!document.hidden) await look().catch(() => {});
+  setTimeout(again, 1000);
+}
+
+setTimeout(again, 1000);
