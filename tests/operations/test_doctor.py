@@ -19,7 +19,7 @@ from sqlalchemy import Engine, event
 
 from dispatcher.celery.install import install
 from dispatcher.operations import checks
-from dispatcher.operations.checks import Finding, Level, measure
+from dispatcher.operations.checks import Level, measure
 from dispatcher.redis.keys import LooseKeys
 from dispatcher.reservation.contents import RedisNode
 from dispatcher.store.database import Database
@@ -39,6 +39,7 @@ from tests.support.examining import (
     SKIPPED,
     WARNING,
     examined,
+    judged,
     levels,
     note_at_work,
     stops,
@@ -100,14 +101,9 @@ def test_each_fault_of_redis_has_a_remedy_and_an_evicting_one_stops_the_worker(l
 
 def test_a_cluster_that_does_not_serve_every_slot_stops_the_worker(lone: House) -> None:
     with cluster_of_one() as server, server.client() as client:
-        assert examined(lone, redis_url=server.url)["redis.cluster"].level is OK
+        judged(lone, "redis.cluster", OK, redis_url=server.url)
         client.execute_command("CLUSTER DELSLOTS", 1)
-
-        def is_told() -> bool:
-            found = examined(lone, redis_url=server.url)["redis.cluster"]
-            return (found.level, found.stops_worker) == (ERROR, True)
-
-        wait_until(is_told)
+        wait_until(lambda: examined(lone, redis_url=server.url)["redis.cluster"].stops_worker)
 
 
 @on_sqlite
@@ -118,13 +114,11 @@ def test_parts_that_are_closed_stale_too_short_or_being_rebuilt(house: House) ->
     house.redis.hset(keys[2].epoch, "reach:", 1)
     house.redis.delete(keys[3].epoch)
     house.redis.set(keys[3].rebuild, "somebody")
-    found = examined(house)["redis.complete"]
-    assert found.level is ERROR
-    assert found.found.startswith("closed: shard 0, shard 1, shard 2; being rebuilt: shard 3.")
-    assert "The windows are built from the database" in found.found
+    states = "closed: shard 0, shard 1, shard 2; being rebuilt: shard 3. The windows are built"
+    judged(house, "redis.complete", ERROR, states)
     house.redis.delete(keys[3].rebuild)
     house.open()
-    assert examined(house)["redis.complete"].found == "all 8 parts are complete"
+    judged(house, "redis.complete", OK, "all 8 parts are complete")
 
 
 def test_a_redis_that_is_away_is_one_error_and_stops_no_worker(lone: House) -> None:
@@ -149,21 +143,17 @@ def test_a_database_one_migration_behind_stops_the_worker(
 ) -> None:
     house = build(clock=SystemClock(), opened=False)
     become_next_version(tmp_path, monkeypatch)
-    found = examined(house)
-    assert (found["store.migrations"].level, found["store.migrations"].stops_worker) == (
-        ERROR, True,
-    )  # fmt: skip
-    assert f"at revision {HEAD}; missing: {NEXT}" in found["store.migrations"].found
-    assert found["work.overdue"].level is SKIPPED
+    judged(house, "store.migrations", ERROR, f"at revision {HEAD}; missing: {NEXT}")
+    judged(house, "work.overdue", SKIPPED)
     assert stops(house) == {"store.migrations"}
 
 
 def test_a_database_without_tables_stops_the_worker(build: Build, empty_database_url: str) -> None:
     house = build(url=empty_database_url, clock=SystemClock(), opened=False)
     house.parts.database.backend.make()
-    found = examined(house)
-    assert f"without tables; missing: {', '.join(REVISIONS)}" in found["store.migrations"].found
-    assert found["store.indexes"].level is SKIPPED
+    says = f"without tables; missing: {', '.join(REVISIONS)}"
+    judged(house, "store.migrations", ERROR, says)
+    judged(house, "store.indexes", SKIPPED)
     assert stops(house) == {"store.migrations"}
 
 
@@ -186,25 +176,20 @@ def test_a_later_version_and_a_dropped_index_are_warned_of_and_a_missing_key_sto
 ) -> None:
     house.sql("UPDATE dispatcher_alembic_version SET version_num = '9999'")
     house.sql("DROP INDEX ix_dispatcher_messages_enqueue_at")
-    found = examined(house)
-    for check, told in (
-        ("store.migrations", "at revision 9999"),
-        ("store.indexes", "missing: ix_dispatcher_messages_enqueue_at."),
-    ):
-        assert (found[check].level, told in found[check].found) == (WARNING, True)
+    judged(house, "store.migrations", WARNING, "at revision 9999")
+    judged(house, "store.indexes", WARNING, "missing: ix_dispatcher_messages_enqueue_at.")
     assert stops(house) == set()
     key = "pk_dispatcher_idempotency_keys"
     house.sql(f"ALTER TABLE dispatcher_idempotency_keys DROP CONSTRAINT {key}")
-    missing = examined(house)["store.indexes"]
-    assert (missing.level, key in missing.found) == (ERROR, True)
+    judged(house, "store.indexes", ERROR, key)
     assert stops(house) == {"store.indexes"}
 
 
 @on_sqlite
 def test_a_missing_file_or_folder_of_sqlite_is_one_error(house: House, tmp_path: Path) -> None:
-    first = examined(house, database_url=f"sqlite:///{tmp_path}/none.db")["store.answers"]
-    assert (first.found, first.stops_worker) == (f"there is no file {tmp_path}/none.db", True)
-    assert (first.remedy or "").startswith("run `dispatcher migrate`")
+    missing = f"there is no file {tmp_path}/none.db remedy: run `dispatcher migrate`"
+    url = f"sqlite:///{tmp_path}/none.db"
+    assert judged(house, "store.answers", ERROR, missing, database_url=url).stops_worker
     found = examined(house, database_url=f"sqlite:///{tmp_path}/no/such/folder/x.db")
     missing = f"there is no folder {tmp_path}/no/such/folder"
     assert found["store.answers"].found == missing
@@ -223,10 +208,9 @@ def test_a_clock_an_hour_off_stops_the_worker(slow: House) -> None:
 
 @on_sqlite
 def test_broker_and_windows_in_one_database(house: House) -> None:
-    socket_path = house.server.socket
-    assert examined(house)["broker.separate"].found.startswith("database 1 of the server")
-    shared = f"redis+socket://{socket_path}?virtual_host=0"
-    assert examined(house, broker_url=shared)["broker.separate"].level is WARNING
+    judged(house, "broker.separate", OK, "database 1 of the server")
+    shared = f"redis+socket://{house.server.socket}?virtual_host=0"
+    judged(house, "broker.separate", WARNING, broker_url=shared)
 
 
 @on_sqlite
@@ -245,20 +229,15 @@ def test_a_queue_of_another_type_stops_the_worker(
 ) -> None:
     """It would be refused each time, and connect again and again."""
     with_broker: dict[str, Any] = {"broker_url": rabbitmq, "queue": own_queue}
-    found = examined(house, queue_type=wanted, **with_broker)
-    assert found["broker.queues"].level is OK, "there is none yet"
-    found = examined(house, queue_type=there, **with_broker)
-    assert found["broker.queues"].level is OK, "looking has made none"
+    for queue_type in (wanted, there):
+        judged(house, "broker.queues", OK, queue_type=queue_type, **with_broker)  # it makes none
     arguments = {"x-queue-type": there} if there == "quorum" else None
     with Connection(rabbitmq) as connection:
         Queue(f"{own_queue}.memory", Exchange(f"{own_queue}.memory"),
               queue_arguments=arguments)(connection.channel()).queue_declare()  # fmt: skip
-    found = examined(house, queue_type=there, **with_broker)
-    assert found["broker.queues"].level is OK
-    found = examined(house, queue_type=wanted, **with_broker)
-    assert found["broker.queues"].level is ERROR
-    assert f"{own_queue}.memory" in found["broker.queues"].found
-    assert there in (found["broker.queues"].remedy or "")
+    judged(house, "broker.queues", OK, queue_type=there, **with_broker)
+    says = (f"{own_queue}.memory", f"set queue_type = {there!r}")
+    judged(house, "broker.queues", ERROR, *says, queue_type=wanted, **with_broker)
     assert stops(house, queue_type=wanted, **with_broker) == {"broker.queues"}
 
 
@@ -292,8 +271,8 @@ def test_a_celery_app_of_the_users(
 
 @on_sqlite
 def test_a_long_horizon_on_rabbitmq(house: House) -> None:
-    found = examined(house, horizon=timedelta(hours=1), broker_url="amqp://127.0.0.1:1//")
-    assert found["app.redelivery"].level is WARNING
+    url = "amqp://127.0.0.1:1//"
+    judged(house, "app.redelivery", WARNING, horizon=timedelta(hours=1), broker_url=url)
 
 
 @pytest.mark.parametrize(
@@ -347,19 +326,14 @@ def test_work_that_is_late_is_named_with_its_age(
 
 def test_it_is_said_that_due_messages_may_be_paused(house: House) -> None:
     house.dispatcher.pause("channel", "memory")
-    assert "pause" not in examined(house)["work.overdue"].found, "nothing is late"
+    assert "pause" not in judged(house, "work.overdue", OK).found, "nothing is late"
     message = house.submit("ada", send_in=MINUTE)
     at = house.database_time() - 10 * MINUTE
     house.change([message], enqueue_at=at, next_attempt_at=at)
-    found = examined(house)
-    told = "1 pause is in force: paused messages count, too"
-    assert found["work.sweep"].found.endswith(f"; {told}")
-    assert re.fullmatch(
-        r"1 message waits to be claimed though due, the first one for 0:1\d:\d\d; " + told,
-        found["work.overdue"].found,
-    )
+    for check in ("work.sweep", "work.overdue"):
+        judged(house, check, WARNING, "; 1 pause is in force: paused messages count, too")
     house.dispatcher.resume("channel", "memory")
-    assert "pause" not in examined(house)["work.overdue"].found
+    assert "pause" not in judged(house, "work.overdue", WARNING).found
 
 
 @on_sqlite
@@ -368,11 +342,9 @@ def test_reservations_that_nobody_settles(house: House) -> None:
     keys = house.keys("ada")
     entry = message.id.bytes + keys.window("ada").encode()
     house.redis.zincrby(keys.pending, -10_000, entry)
-    assert examined(house)["work.orphans"].level is OK
+    judged(house, "work.orphans", OK)
     let_graces_pass(house)
-    found = examined(house)["work.orphans"]
-    assert found.level is WARNING
-    assert "reconcile_grace: 1 reservation, which" in found.found
+    judged(house, "work.orphans", WARNING, "reconcile_grace: 1 reservation, which")
 
 
 @pytest.mark.every_database
@@ -385,20 +357,17 @@ def test_a_status_url_that_nobody_tells(house: House) -> None:
     house.change(ended, **gone, **url)
     house.change([held], status="held", next_attempt_at=now - MINUTE, **url)
     house.change([young], **url)
-    found = examined(house)["work.notifications"]
-    assert found.level is WARNING
-    assert found.found.startswith("3 messages wait for a status webhook, the first one")
-    assert "0:10:0" in found.found
-    assert "there is no status_channel" in found.found
-    assert "set status_channel" in (found.remedy or "")
-    found = examined(house, status_channel="status")["work.notifications"]
-    assert "the duty `notify` does not run" in found.found
+    late = "3 messages wait for a status webhook, the first one for 0:10:0"
+    told = ("there is no status_channel", "set status_channel")
+    judged(house, "work.notifications", WARNING, late, *told)
+    why = "the duty `notify` does not run"
+    judged(house, "work.notifications", WARNING, late, why, status_channel="status")
     house.change(ended, notified_status="sent")
     house.change([held], notified_status="held")
-    assert levels(examined(house), "work.notifications") == {}
+    judged(house, "work.notifications", OK)
     house.change([young], status="sent", finished_at=house.database_time(), **url)
-    assert examined(house, status_channel="status")["work.notifications"].level is OK
-    assert examined(house)["work.notifications"].level is WARNING, "nobody will tell it"
+    judged(house, "work.notifications", OK, status_channel="status")
+    judged(house, "work.notifications", WARNING)  # nobody will tell it
 
 
 def test_a_database_that_takes_no_rows_is_an_error(lone: House) -> None:
@@ -412,12 +381,11 @@ def test_a_database_that_takes_no_rows_is_an_error(lone: House) -> None:
 
     event.listen(Engine, "connect", full)
     try:
-        found = examined(lone)["store.writes"]
+        says = "SQLITE_FULL: no space is left. Every submit fails"
+        judged(lone, "store.writes", ERROR, says)
     finally:
         event.remove(Engine, "connect", full)
-    assert found.level is ERROR
-    assert "SQLITE_FULL: no space is left. Every submit fails" in found.found
-    assert examined(lone)["store.writes"].level is OK
+    judged(lone, "store.writes", OK)
     assert lone.snapshot().messages == before.messages
 
 
@@ -428,18 +396,17 @@ def test_a_missing_worker_is_a_warning_and_an_error_with_overdue_messages(
     message = house.submit(send_in=MINUTE)
     house.redis.delete(*(LooseKeys("house").signs(kind) for kind in Kind))
 
-    def finding() -> Finding:
-        return examined(house, at_work=False)["work.processes"]
+    def is_told(level: Level, says: str = "") -> None:
+        judged(house, "work.processes", level, says, at_work=False)
 
-    missing = "no worker and no beat is alive: due messages are not sent"
-    assert (finding().level, finding().found) == (WARNING, missing)
+    is_told(WARNING, "no worker and no beat is alive: due messages are not sent")
     long_ago = house.database_time() - MINUTE
     house.change([message], next_attempt_at=long_ago, enqueue_at=long_ago)
-    assert finding().level is ERROR
+    is_told(ERROR)
     house.parts.signs.note(Kind.WORKER, {"somebody": 0 * SECOND})
-    assert finding().found.startswith("no beat is alive, and 1 message waits")
+    is_told(ERROR, "no beat is alive, and 1 message waits")
     house.parts.signs.note(Kind.BEAT, {"somebody": 0 * SECOND})
-    assert finding().level is OK
+    is_told(OK)
 
 
 @on_sqlite
@@ -451,21 +418,16 @@ def test_a_process_with_another_tz_database_is_warned_of(house: House) -> None:
         ("1999a", 0 * SECOND, WARNING),
     ):
         house.parts.signs.note(Kind.ZONES, {version: age})
-        found = examined(house)["work.zones"]
-        assert found.level is level
-        assert found.found.startswith(f"times go by the tz database {own} of ")
-    assert found.found.endswith("a worker or a beat goes by 1999a")
+        judged(house, "work.zones", level, f"times go by the tz database {own} of ")
+    judged(house, "work.zones", WARNING, "a worker or a beat goes by 1999a")
 
 
 def test_files_that_other_users_may_read_are_warned_of(lone: House, tmp_path: Path) -> None:
-    assert examined(lone)["settings.files"].level is OK, "no other user may enter the folder"
+    judged(lone, "settings.files", OK)  # no other user may enter the folder
     with TemporaryDirectory(dir="/tmp") as folder:
-        Path(folder).chmod(0o755)
-        found = examined(lone, data_dir=Path(folder))["settings.files"]
-        assert found.level is WARNING
-        assert folder in found.found
-        Path(folder).chmod(0o700)
-        assert examined(lone, data_dir=Path(folder))["settings.files"].level is OK
+        for mode, level, says in ((0o755, WARNING, folder), (0o700, OK, "")):
+            Path(folder).chmod(mode)
+            judged(lone, "settings.files", level, says, data_dir=Path(folder))
 
 
 SOUND = {"redis_version": "8.10.1", "maxmemory_policy": "noeviction", "aof_enabled": 1}

@@ -21,7 +21,7 @@ from dispatcher.store.migrate import migrate
 from dispatcher.store.survey import StoreSurvey
 from dispatcher.telemetry.liveness import Kind
 from dispatcher.times.clock import SystemClock
-from tests.support.examining import OK, WARNING, examined
+from tests.support.examining import OK, WARNING, examined, judged
 from tests.support.house import House
 from tests.support.house_fixtures import Build
 from tests.support.mariadb import MariaDBServer
@@ -59,7 +59,7 @@ def test_a_transaction_that_stays_open_is_warned_of(
     monkeypatch.setattr(checks, "_LONG_OPEN", timedelta(0))
     house.submit(send_in=HOUR)
     with open_elsewhere(house, "UPDATE dispatcher_messages SET last_error = 'x'"):
-        assert examined(house)["store.transactions"].level is WARNING
+        judged(house, "store.transactions", WARNING)
 
 
 @on["postgresql"]
@@ -68,7 +68,7 @@ def test_a_transaction_that_keeps_no_row_is_not_warned_of(
 ) -> None:
     monkeypatch.setattr(checks, "_LONG_OPEN", timedelta(0))
     with open_elsewhere(house, "SELECT 1"):
-        assert examined(house)["store.transactions"].found == "none keeps old versions of rows"
+        judged(house, "store.transactions", OK, "none keeps old versions of rows remedy")
 
 
 @on["postgresql"]
@@ -79,13 +79,12 @@ def test_a_role_that_sees_its_own_transactions_alone_is_told_so(
     try:
         house.sql(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {CLERK}")
         limited = f"{house.url}&options=-crole%3D{CLERK}"
-        found = examined(house, database_url=limited)["store.transactions"]
+        missing = "pg_read_all_stats is missing"
+        judged(house, "store.transactions", OK, missing, database_url=limited)
     finally:
         house.sql(f"DROP OWNED BY {CLERK}")
         house.sql(f"DROP ROLE {CLERK}")
-    assert found.level is OK
-    assert "pg_read_all_stats is missing" in found.found
-    assert "missing" not in examined(house)["store.transactions"].found
+    assert "missing" not in judged(house, "store.transactions", OK).found
 
 
 @on["mariadb"]
@@ -97,9 +96,7 @@ def test_a_user_that_sees_no_transaction_is_told_so(house: House, mariadb: Maria
     )
     try:
         limited = url.set(username=CLERK).render_as_string()
-        found = examined(house, database_url=limited)["store.transactions"]
-        assert found.level is OK
-        assert "PROCESS is missing" in found.found
+        judged(house, "store.transactions", OK, "PROCESS is missing", database_url=limited)
     finally:
         mariadb.execute(f"DROP USER {clerk}")
 
@@ -164,29 +161,21 @@ def test_only_what_lasts_too_long_is_warned_of(facts: Housekeeping, wrong: set[s
 
 
 def test_messages_that_should_be_deleted_and_are_not(house: House) -> None:
-    message = house.submit(send_in=HOUR)
-    database, retention = house.database, house.settings.retention
-    ended = SystemClock().now() - retention - 3 * DAY
+    message, young = house.submit(send_in=HOUR), house.submit("ben", send_in=HOUR)
+    backend, retention = house.database.backend, house.settings.retention
+    now = SystemClock().now()
+    ended = now - retention - 3 * DAY
+    house.change([young], status=Status.CANCELLED.value, finished_at=now - retention - 2 * HOUR)
+    judged(house, "work.prune", OK)
     house.change([message], status=Status.SENT.value, finished_at=ended)
-    found = examined(house)["work.prune"]
-    assert found.level is WARNING
-    at = database.backend.pruned_at(ended, retention)
-    whole = (SystemClock().now() - at) // HOUR
-    assert f"`prune` is {timedelta(hours=whole)}"[:-6] in found.found
+    whole = (SystemClock().now() - backend.pruned_at(ended, retention)) // HOUR
+    judged(house, "work.prune", WARNING, f"`prune` is {timedelta(hours=whole)}"[:-6])
     assert house.parts.sweep.prune() == 1
-    assert examined(house)["work.prune"].level is OK
-
-
-def test_messages_that_must_not_be_deleted_yet_are_not_waited_for(house: House) -> None:
-    message = house.submit(send_in=HOUR)
-    ended = SystemClock().now() - house.settings.retention - 2 * HOUR
-    house.change([message], status=Status.CANCELLED.value, finished_at=ended)
-    assert house.parts.sweep.prune() == 0
-    assert examined(house)["work.prune"].level is OK
+    judged(house, "work.prune", OK)
 
 
 @on["sqlite"]
 @pytest.mark.parametrize(("minutes", "level"), [(9, OK), (11, WARNING)])
 def test_a_prune_that_is_not_done_any_more(house: House, minutes: int, level: Any) -> None:
     house.parts.signs.note(Kind.DUTY, {"prune": minutes * MINUTE})
-    assert examined(house)["work.prune"].level is level
+    judged(house, "work.prune", level)

@@ -44,6 +44,15 @@ def examined(
         return {each.check: each for each in doctor.examine().findings}
 
 
+def judged(house: House, check: str, level: Level, *says: str, **how: Any) -> Finding:
+    """Examine like :func:`examined`; a check has this level, and says this in its finding."""
+    finding = examined(house, **how)[check]
+    assert finding.level is level, finding
+    for words in says:
+        assert words in f"{finding.found} remedy: {finding.remedy}"
+    return finding
+
+
 def note_at_work(house: House) -> None:
     for kind in (Kind.WORKER, Kind.BEAT):
         house.parts.signs.note(kind, {"somebody": timedelta(0)})
