@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +12,12 @@ import pytest
 from pydantic import BaseModel
 
 from dispatcher import Message, PermanentFailure, Settings
-from dispatcher.operations.checks import CHECKS, Finding
+from dispatcher.operations.checks import CHECKS, Finding, Level
 from tests.support.examining import ERROR, OK, WARNING, doctor_for
 from tests.support.mail import CLOSE, HANG, PASSWORD, USER, MailServer, ScriptedServer, certified
 from tests.support.nodes import free_port
 
+NAMES = [name for name in CHECKS if name.startswith("settings.")]
 LOGIN = f"{USER}:{quote(PASSWORD, safe='')}"
 
 
@@ -27,15 +27,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def looked_at(*, hooks: Any = "", **channels: Any) -> dict[str, Finding]:
-    """Return what is found of settings, without a look at Redis and the database."""
+def judged(name: str, level: Level, *says: str, hooks: Any = "", **channels: Any) -> Finding:
+    """Check what is found of settings, without a look at Redis and the database."""
     with doctor_for(Settings(hooks=hooks, channels=channels)) as doctor:
-        names = [name for name in CHECKS if name.startswith("settings.")]
-        found = {each.check: each for each in doctor.find(names)}
-    assert PASSWORD not in str(found)
-    assert "hunter2" not in str(found)
-    assert all(each.remedy for each in found.values() if each.level in (WARNING, ERROR))
-    return found
+        every = {each.check: each for each in doctor.find(NAMES)}
+    assert PASSWORD not in str(every)
+    assert "hunter2" not in str(every)
+    assert all(each.remedy for each in every.values() if each.level in (WARNING, ERROR))
+    finding = every[f"settings.{name}"]
+    assert finding.level is level, finding
+    for words in says:
+        assert words in f"{finding.found} remedy: {finding.remedy}"
+    return finding
 
 
 def email(url: str, **options: Any) -> dict[str, Any]:
@@ -49,22 +52,17 @@ def test_a_mail_server_that_takes_or_refuses_the_log_in(tmp_path: Path) -> None:
             name: email(f"smtp+starttls://{who}@localhost:{server.port}", ca_file=ca_file)
             for name, who in (("good", LOGIN), ("bad", f"{USER}:hunter2"))
         }
-        found = looked_at(good=channels["good"])["settings.servers"]
-        assert (found.level, found.remedy) == (OK, None)
-        assert found.found.endswith(": good")
+        finding = judged("servers", OK, ": good", good=channels["good"])
+        assert finding.remedy is None
         assert (server.connections, server.taken) == (1, [])
-        found = looked_at(**channels)["settings.servers"]
-    assert found.level is ERROR
-    assert "bad: localhost:" in found.found
-    assert "to the credentials" in found.found
-    assert "good" not in found.found
-    assert "user and password" in (found.remedy or "")
+        says = ("bad: localhost:", "to the credentials", "user and password")
+        finding = judged("servers", ERROR, *says, **channels)
+    assert "good" not in finding.found
 
 
 def test_a_mail_server_that_is_away() -> None:
-    found = looked_at(email=email(f"smtp://127.0.0.1:{free_port()}"))["settings.servers"]
-    assert found.level is ERROR
-    assert found.found.startswith("no message gets through: email: 127.0.0.1:")
+    channel = email(f"smtp://127.0.0.1:{free_port()}")
+    judged("servers", ERROR, "no message gets through: email: 127.0.0.1:", email=channel)
 
 
 @pytest.mark.parametrize(
@@ -78,8 +76,7 @@ def test_a_mail_server_that_says_no_or_nothing(
     monkeypatch.setattr("dispatcher.transports.smtp._PROBE_SECONDS", 0.2)
     with ScriptedServer({word: answer, "HELO": answer}) as server:
         began = time.monotonic()
-        found = looked_at(email=email(f"smtp://127.0.0.1:{server.port}"))
-        assert found["settings.servers"].level is ERROR
+        judged("servers", ERROR, email=email(f"smtp://127.0.0.1:{server.port}"))
         assert time.monotonic() - began < 9, "the usual limit is that of the transport"
         assert server.got == []
 
@@ -112,13 +109,10 @@ class Pigeon:
         ("odd", ERROR, "post: ValueError"),
     ],
 )
-def test_a_transport_of_the_users_is_asked(fails: str, level: object, says: str) -> None:
+def test_a_transport_of_the_users_is_asked(fails: str, level: Level, says: str) -> None:
     before = Pigeon.closed
     post = {"transport": f"{__name__}:Pigeon", "options": {"fails": fails} if fails else {}}
-    found = looked_at(post=post)["settings.servers"]
-    assert found.level is level
-    assert says in found.found
-    assert "canary" not in found.found
+    assert "canary" not in judged("servers", level, says, post=post).found
     assert Pigeon.closed == before + 1
 
 
@@ -135,17 +129,15 @@ class Egg(Pigeon):
         ({"transport": "smtp"}, "email: channels.email.options"),
         (
             {"transport": "webhook", "options": {"timeout": "no option of its"}},
-            "; accepted: .*transport_timeout instead",
+            "transport_timeout instead",
         ),
-        ({"transport": f"{__name__}:Egg"}, "email: RuntimeError$"),
+        ({"transport": f"{__name__}:Egg"}, "email: RuntimeError remedy"),
     ],
 )
 def test_a_transport_that_a_worker_cannot_make_is_an_error(
     channel: dict[str, object], told: str
 ) -> None:
-    found = looked_at(email=channel)["settings.transports"]
-    assert (found.level, found.stops_worker) == (ERROR, True)
-    assert re.search(told, found.found)
+    assert judged("transports", ERROR, told, email=channel).stops_worker
 
 
 class Hooks:
@@ -161,11 +153,8 @@ class Hooks:
         (f"{__name__}:Pigeon", ERROR, "has none of them"),
     ],
 )
-def test_hooks_that_cannot_be_loaded(hooks: str, level: object, says: str) -> None:
-    found = looked_at(hooks=hooks)["settings.hooks"]
-    assert found.level is level
-    assert says in found.found
-    assert bool(found.remedy) == (level is ERROR)
+def test_hooks_that_cannot_be_loaded(hooks: str, level: Level, says: str) -> None:
+    assert bool(judged("hooks", level, says, hooks=hooks).remedy) == (level is ERROR)
 
 
 def spell(text: str) -> str:
@@ -174,8 +163,8 @@ def spell(text: str) -> str:
 
 def test_templates_that_do_not_compile(tmp_path: Path) -> None:
     sound = {"hello": {"text": "Hello {{ name }}"}}
-    found = looked_at(memory={"transport": "memory", "templates": sound})
-    assert found["settings.templates"].found == "each of 1 compiles"
+    memory = {"transport": "memory", "templates": sound}
+    judged("templates", OK, "each of 1 compiles", memory=memory)
     folder = tmp_path / "templates"
     folder.mkdir()
     (folder / "bye.text").write_text("Bye {% if name %}")
@@ -184,11 +173,8 @@ def test_templates_that_do_not_compile(tmp_path: Path) -> None:
         "other": {"transport": "memory", "templates_dir": str(folder)},
         "third": {"transport": "memory", "templates_dir": str(tmp_path / "none")},
     }
-    found_wrong = looked_at(**broken)["settings.templates"]
-    assert found_wrong.level is ERROR
-    for place in ("channels.memory.templates.hi.text", f"{folder}/bye.text", "channels.third"):
-        assert f"{place}" in found_wrong.found
-    assert "hello" not in found_wrong.found
+    places = ("channels.memory.templates.hi.text", f"{folder}/bye.text", "channels.third")
+    assert "hello" not in judged("templates", ERROR, *places, **broken).found
 
 
 class Body(BaseModel):
@@ -217,14 +203,12 @@ def test_a_rule_for_recipients_or_a_type_of_bodies_that_cannot_be_used(
     setting: str, value: str, says: str
 ) -> None:
     check, what, good = {
-        "recipients": ("settings.recipients", "rules", ("email", f"{__name__}:spell")),
-        "body": ("settings.bodies", "types", (f"{__name__}:Body", f"{__name__}:Body")),
+        "recipients": ("recipients", "rules", ("email", f"{__name__}:spell")),
+        "body": ("bodies", "types", (f"{__name__}:Body", f"{__name__}:Body")),
     }[setting]
     memory = {"transport": "memory"}
-    assert looked_at(memory=memory)[check].found == f"there are no {what}"
+    judged(check, OK, f"there are no {what}", memory=memory)
     sound = {f"good-{number}": memory | {setting: each} for number, each in enumerate(good)}
-    found = looked_at(**sound)[check]
-    assert (found.level, found.found) == (OK, f"the {what} of 2 channels can be loaded")
-    found = looked_at(**sound, sms=memory | {setting: value})[check]
-    assert (found.level, found.stops_worker) == (ERROR, False)
-    assert found.found.endswith(f": channels.sms.{setting}: {says.format(value)}")
+    judged(check, OK, f"the {what} of 2 channels can be loaded", **sound)
+    told = f": channels.sms.{setting}: {says.format(value)} remedy: "
+    assert not judged(check, ERROR, told, **sound, sms=memory | {setting: value}).stops_worker
