@@ -119,7 +119,7 @@ class Verification:
         """Compare everything. Raises ReservationsUnavailable and StoreUnavailable."""
         opened = self.contents.opened()
         found = _Found(set(filter(scope_of, self.contents.foreign())))
-        for places in chain(self._missing(opened, found), self._unexpected(opened, found)):
+        for places in chain(self._missing(found), self._unexpected(found)):
             for place, difference in self._differing(places).items():
                 if len(found.named) < _MOST_NAMED or place in found.named:
                     found.named[place] = difference
@@ -133,9 +133,7 @@ class Verification:
             found.named = self._differing(found.named)
         return self._verified(found, opened)
 
-    def _missing(
-        self, opened: Collection[ShardKeys], found: _Found
-    ) -> Iterator[Collection[_Place]]:
+    def _missing(self, found: _Found) -> Iterator[Collection[_Place]]:
         """Yield, in pages, where the store has messages that Redis seems to have otherwise."""
         memory = timedelta(milliseconds=max(self.contents.fence.reaches_ms.values()))
         for page in self.store.reservations(memory=memory, batch=_BATCH):
@@ -143,18 +141,15 @@ class Verification:
             expected = {
                 place: to_ms(row.send_at)
                 for row in page
-                for place, keys in self._places_of(row).items()
-                if keys in opened and place.window not in found.foreign
+                for place in self._places_of(row)
+                if place.window not in found.foreign
             }
             states = self.contents.look([*expected])
             pairs = zip(expected, states, strict=True)
             yield [place for place, state in pairs if state.at_ms != expected[place]]
 
-    def _unexpected(
-        self, opened: Collection[ShardKeys], found: _Found
-    ) -> Iterator[Collection[_Place]]:
+    def _unexpected(self, found: _Found) -> Iterator[Collection[_Place]]:
         """Yield, in pages, where Redis has reservations that the store seems to have otherwise."""
-        closed = set(self.contents.fence.keys).difference(opened)
         for page in self.contents.everything():
             found.foreign |= {held.window for held in page if len(held.member) < ID_BYTES}
             booked = {
@@ -163,12 +158,11 @@ class Verification:
                 if len(held.member) >= ID_BYTES
             }
             found.reservations += len(booked)
-            states, shard_of = self._states(booked), self.contents.fence.shard_of
+            states = self._states(booked)
             yield [
                 place
                 for place, at_ms in booked.items()
-                if shard_of(place.window) not in closed
-                and self._expected_ms(place, states.get(place.message_id)) != at_ms
+                if self._expected_ms(place, states.get(place.message_id)) != at_ms
             ]
 
     def _differing(self, places: Collection[_Place]) -> dict[_Place, Difference]:
@@ -218,10 +212,10 @@ class Verification:
         ids = list({place.message_id for place in places})
         return self.store.reservation_states(ids, grace=self.settings.reconcile_grace)
 
-    def _places_of(self, row: ReservationRow) -> dict[_Place, ShardKeys]:
+    def _places_of(self, row: ReservationRow) -> set[_Place]:
         member = member_of(row.message_id, row.tail)
         windows = map(self.contents.fence.window_of, row.counted(self.settings.quotas_of))
-        return {_Place(window, member): keys for keys, window in windows}
+        return {_Place(window, member) for _, window in windows}
 
     def _verified(self, found: _Found, opened: Mapping[ShardKeys, int]) -> Verified:
         fence, still = self.contents.fence, self.contents.opened()

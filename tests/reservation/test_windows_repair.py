@@ -174,7 +174,9 @@ def test_large_windows_and_many_pages_are_compared(
     assert len(verified.differences) == 3
 
 
-def test_closed_shards_are_named_and_not_judged(house: House) -> None:
+def test_closed_shards_are_named_and_not_judged(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     house.submit(send_at=LATER)
     open_one = house.submit(other_name(house, "ada"), send_at=LATER)
     closed = house.keys("ada")
@@ -184,6 +186,8 @@ def test_closed_shards_are_named_and_not_judged(house: House) -> None:
     assert verified.closed == (closed.shard,)
     assert not verified.equal
     assert found(verified) == {(Fault.MISSING, open_one.scope, open_one.id)}
+    monkeypatch.setattr(verification, "_MOST_NAMED", 0)
+    assert house.dispatcher.verify_windows().counts == verified.counts
 
 
 def test_a_shard_that_is_rebuilt_meanwhile_is_not_judged(house: House) -> None:
@@ -193,6 +197,14 @@ def test_a_shard_that_is_rebuilt_meanwhile_is_not_judged(house: House) -> None:
     house.moved.meanwhile = once(lambda: house.dispatcher.rebuild_windows({shard.shard}))
     verified = house.dispatcher.verify_windows()
     assert (verified.closed, verified.differences) == ((shard.shard,), ())
+
+
+def test_a_difference_that_is_gone_at_another_look_is_none(house: House) -> None:
+    message, window = house.submit(send_at=LATER), house.keys("ada").window("ada")
+    house.redis.zrem(window, message.id.bytes)
+    mend = once(lambda: house.redis.zadd(window, {message.id.bytes: to_ms(LATER)}))
+    house.moved.meanwhile = mend
+    assert house.dispatcher.verify_windows().differences == ()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
