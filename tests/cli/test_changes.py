@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
 from io import StringIO
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -170,6 +172,28 @@ def test_a_repeated_reschedule_after_an_outage_moves_no_message_twice(  # noqa: 
     rest = run(*later, *(["--made-after", str(many[done - 1].id)] if done else []))
     assert rest.out == f"reschedule: {7 - done} of {7 - done} messages done\n"
     assert [house.again(each).send_at - each.send_at for each in many] == [HOUR / 2] * 7
+
+
+def test_an_outage_between_batches_tells_the_last_that_was_changed(
+    run: Run, many: list[Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    select = Dispatcher.select
+
+    def broken(self: Dispatcher, **asked: Any) -> Iterator[Message]:
+        yield from islice(select(self, **asked), 4)
+        raise StoreUnavailable("it cannot be reached")
+
+    monkeypatch.setattr(Dispatcher, "select", broken)
+    ran = run("reschedule", "--all", "--later", "30 minutes", "--yes")
+    assert ran.out.startswith("reschedule: 4 of 7 messages done")
+    assert f"do not change them twice: {ON} {many[3].id}." in ran.err
+
+
+def test_no_more_is_changed_than_was_confirmed(
+    run: Run, many: list[Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Dispatcher, "count", lambda *_, **__: 3)
+    assert run("cancel", "--all", "--yes").out == "cancel: 3 of 3 messages done\n"
 
 
 def test_reschedule_moves_all_by_a_length(house: House, run: Run, many: list[Message]) -> None:

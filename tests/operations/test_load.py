@@ -46,6 +46,7 @@ def outflow(due: dict[int, int], *limits: str, late: int = 0) -> dict[int, Loade
         ({0: 20}, ["7/2 minutes"], 0, {0: (0, "03 09:04:00")}),
         ({0: 100}, ["1/2 seconds"], 0, {0: (0, "03 09:03:20")}),
         ({0: 3}, ["1/day"], 0, {0: (0, "never")}),
+        ({0: 60, 7: 5}, ["1/7 seconds"], 0, {0: (0, "03 09:07:00"), 7: (0, "03 09:07:35")}),
     ],
 )  # fmt: skip
 def test_when_the_last_one_leaves(
