@@ -20,6 +20,7 @@ BEFORE_MS, AFTER_MS = 100, 20
 """Around the time of a message: it is claimed a moment before."""
 
 
+@pytest.mark.long
 # PostgreSQL lets a cancel and a claim of one message race; SQLite runs one writer at a time.
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_confirmed_cancel_is_final_even_at_the_due_time(environment: Maker) -> None:

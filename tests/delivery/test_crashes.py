@@ -25,6 +25,7 @@ from tests.support.crashes import (
     ROOMY,
     How,
     die,
+    each_how,
     heal,
     in_a_process,
     judge,
@@ -42,10 +43,6 @@ SENT, UNKNOWN = Outcome.SENT, Outcome.UNKNOWN
 PEOPLE = ("ada", "ben", "cyd", "dan")
 LATER = timedelta(hours=2)
 SECOND = timedelta(seconds=1)
-each_how = pytest.mark.parametrize(
-    ("database_url", "how"), [("postgresql", "kill"), ("sqlite", "raise")],
-    indirect=["database_url"],
-)  # fmt: skip
 Make = Callable[..., House]
 
 

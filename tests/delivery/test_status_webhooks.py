@@ -20,7 +20,7 @@ from dispatcher import (
     Status,
 )
 from dispatcher.transports.webhook import receiver_secret
-from tests.support.crashes import How, die
+from tests.support.crashes import How, die, each_how
 from tests.support.house import BODY, House, hour_ago
 from tests.support.house_fixtures import Build
 from tests.support.http_receiver import Receiver
@@ -149,10 +149,7 @@ def tells(dispatcher: Dispatcher) -> None:
     dispatcher._app.sweep.notify()
 
 
-@pytest.mark.parametrize(
-    ("database_url", "how"), [("postgresql", "kill"), ("sqlite", "raise")],
-    indirect=["database_url"],
-)  # fmt: skip
+@each_how
 def test_notifications_of_a_killed_sweep_are_made_by_the_next(
     house: House, receiver: Receiver, how: How
 ) -> None:

@@ -144,7 +144,8 @@ def test_redis_as_the_broker_needs_no_extra(
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", a_third_of(["fastapi", "flask"]))
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["fastapi", "flask"])
 def test_a_framework_needs_its_extra_alone(name: str) -> None:
     module = f"dispatcher.{name}"
     done = _run_with((name,), (module,))

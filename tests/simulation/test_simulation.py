@@ -12,14 +12,14 @@ import pytest
 from tests.simulation.bugs import BUGS, hunt
 from tests.simulation.faults import Fault
 from tests.simulation.judge import accepted, played, search
-from tests.support.soak import examples
+from tests.support.soak import a_third_of, examples
 
 FAULTS = examples(20_000)
 """Faults of an ordinary run; ``make simulate`` has more."""
 _PARTS, _SEEDS = 8, 1_000
 
 
-@pytest.mark.parametrize("part", range(_PARTS))
+@pytest.mark.parametrize("part", a_third_of(range(_PARTS)))
 def test_no_promise_is_broken_whatever_goes_wrong(part: int) -> None:
     found = search(faults=FAULTS // _PARTS, first=part * _SEEDS)
 

@@ -21,7 +21,18 @@ from dispatcher.quota import Quota
 from dispatcher.redis.keys import scope_of, shard_of
 from dispatcher.times.clock import SystemClock
 from tests.support.callers import callers_engine
-from tests.support.crashes import CHANNEL, ROOMY, How, die, heal, judge, lines, published, reconcile
+from tests.support.crashes import (
+    CHANNEL,
+    ROOMY,
+    How,
+    die,
+    each_how,
+    heal,
+    judge,
+    lines,
+    published,
+    reconcile,
+)
 from tests.support.house import BODY, House, pending_entries, promised, windows_of
 from tests.support.house_fixtures import Build, on_postgresql
 from tests.support.model import is_broken
@@ -31,10 +42,6 @@ MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 SHARDS = 16
 OF_CHANNEL = shard_of(f"@channel.{CHANNEL}", SHARDS)
 FREE = [shard for shard in range(SHARDS) if shard != OF_CHANNEL]
-each_how = pytest.mark.parametrize(
-    ("database_url", "how"), [("postgresql", "kill"), ("sqlite", "raise")],
-    indirect=["database_url"],
-)  # fmt: skip
 
 
 def named(shard: int, home: str = "{}") -> str:

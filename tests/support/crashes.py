@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any, Literal, cast
 from uuid import UUID
 
+import pytest
 from sqlalchemy import update
 
 from dispatcher import Dispatcher, Settings, faults
@@ -36,6 +37,15 @@ ROOMY: dict[str, Any] = {
 How = Literal["kill", "raise"]
 Work = Callable[..., object]
 """Takes a dispatcher, and what it is given. A function of a module: another process finds it."""
+
+each_how = pytest.mark.parametrize(
+    ("database_url", "how"),
+    [
+        pytest.param("postgresql", "kill", marks=pytest.mark.long),
+        ("sqlite", "raise"),
+    ],
+    indirect=["database_url"],
+)
 
 _SECONDS = 60
 _MOST_ROUNDS = 8
