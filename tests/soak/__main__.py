@@ -5,15 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,11 +18,9 @@ from typing import Any
 import psycopg
 
 from tests.soak.faults import BY_NAME
-from tests.soak.nemesis import FAULTS_A_MINUTE, Nemesis, Strike, schedule
-from tests.soak.seeded import BUGS
+from tests.soak.nemesis import Nemesis, Strike, schedule
 from tests.soak.stage import BEATS, CLIENTS, WORKERS, Stage
-from tests.support.environment import ROOT
-from tests.support.history import ENDED, History, Recorder, read
+from tests.support.history import ENDED, History, Recorder
 from tests.support.judge import Violation, is_frozen, judge, recoveries
 from tests.support.waiting import wait_until
 from tests.support.workplace import workplace
@@ -34,59 +29,30 @@ _SETTLE_SECONDS = 20.0
 _SPARE_SECONDS = 150.0
 """What start, settling and judging may take beside the faults and the drain."""
 _MOST_SHOWN = 20
-_PACKAGES = ("celery", "kombu", "redis", "sqlalchemy", "psycopg")
 
 
 def main() -> int:
     given = _arguments()
     clustered = given.redis == "cluster"
-    strikes = schedule(
-        given.seed,
-        given.minutes * 60,
-        only=given.only,
-        a_minute=given.faults_a_minute,
-        clustered=clustered,
-    )
-    if given.schedule:
-        for strike in strikes:
-            print(f"{strike.at:8.3f} {strike.fault:20} {strike.target:16} {strike.seconds:.3f} s")
-        return 0
-    if given.judge:
-        return _tell(judge(read(given.judge)))
-    commit = _commit()
+    strikes = schedule(given.seed, given.minutes * 60, only=given.only, clustered=clustered)
     # What was accepted goes out no faster than the limits of the channels allow.
-    drain = 120 + 60 * given.minutes if given.drain is None else given.drain
+    drain = 120 + 60 * given.minutes
     _limit(given.minutes * 60 + drain + _SPARE_SECONDS)
     with workplace() as folder:
-        lines, told = soak(
-            folder, given.seed, strikes, drain=drain, bug=given.bug, clustered=clustered
-        )
+        lines, figures = soak(folder, given.seed, strikes, drain=drain, clustered=clustered)
         logs = {log.stem: log.read_text(errors="replace") for log in folder.glob("*.log")}
     violations = judge(lines)
-    again = f"python -m tests.soak --seed {given.seed} --minutes {given.minutes:g}" + "".join(
-        [" --redis=cluster"] * clustered
-        + [f" --only {','.join(given.only)}"] * bool(given.only)
-        + [f" --bug '{given.bug}'"] * bool(given.bug)
-    )
-    result = (
-        {"seed": given.seed, "minutes": given.minutes, "commit": commit}
-        | told
-        | _result(lines, violations)
-    )
-    text = json.dumps(result, indent=2)
-    print(text)
-    if given.result:
-        given.result.write_text(text)
-    if violations or given.keep:
-        path = Path(given.keep or f"soak-{given.seed}.jsonl")
-        with path.open("w") as file:
-            file.writelines(json.dumps(line, default=str) + "\n" for line in lines)
+    print(json.dumps(figures | _result(lines, violations), indent=2))
+    if violations:
+        path = Path(f"soak-{given.seed}.jsonl")
+        path.write_text("".join(json.dumps(line, default=str) + "\n" for line in lines))
         for name, text in logs.items():
             path.with_suffix(f".{name}.log").write_text(text)
-        print(f"the history is in {path}, the logs are beside it; judge it again:")
-        print(f"python -m tests.soak --judge {path}")
-    print(f"again: {again}")
-    return _tell(violations)
+        print(f"the history is in {path}, the logs are beside it")
+    print("again: python -m tests.soak", *sys.argv[1:])
+    for violation in violations[:_MOST_SHOWN]:
+        print(violation, file=sys.stderr)
+    return 1 if violations else 0
 
 
 def soak(
@@ -202,21 +168,7 @@ def _result(lines: Sequence[dict[str, Any]], violations: Sequence[Violation]) ->
         ),
         "violations": len(violations),
         "violations_by_invariant": dict(Counter(each.invariant for each in violations)),
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in _PACKAGES},
     }  # fmt: skip
-
-
-def _commit() -> str:
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
-
-
-def _tell(violations: Sequence[Violation]) -> int:
-    for each in violations[:_MOST_SHOWN]:
-        print(each, file=sys.stderr)
-    return 1 if violations else 0
 
 
 def _limit(seconds: float) -> None:
@@ -238,26 +190,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--redis", choices=("one", "cluster"), default="one", help="where the windows lie"
     )
-    parser.add_argument("--faults-a-minute", type=float, default=FAULTS_A_MINUTE)
     parser.add_argument(
-        "--only",
-        type=lambda text: tuple(text.split(",")),
-        default=(),
-        help="kinds of faults, with commas between them",
+        "--only", nargs="*", choices=BY_NAME, default=(), help="kinds of faults", metavar="FAULT"
     )
-    parser.add_argument(
-        "--drain", type=float, help="most seconds for the rest (default: 120, and 60 a minute)"
-    )
-    parser.add_argument("--bug", choices=BUGS, help="run the services and clients with this bug")
-    parser.add_argument("--schedule", action="store_true", help="only print the schedule")
-    parser.add_argument("--judge", type=Path, help="only judge the history in this file")
-    parser.add_argument("--result", type=Path, help="write the figures to this file, too")
-    parser.add_argument("--keep", help="write the history to this file, whatever comes of it")
-    given = parser.parse_args()
-    strange = set(given.only) - BY_NAME.keys()
-    if strange:
-        parser.error(f"no such faults: {', '.join(sorted(strange))}")
-    return given
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -7,22 +7,26 @@ lie near, and prints what caught it. Exit 1 when one was not caught.
 from __future__ import annotations
 
 import argparse
-import json
 import re
-import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 
 from tests.simulation import bugs as simulated
+from tests.soak.__main__ import soak
+from tests.soak.nemesis import schedule
 from tests.soak.seeded import BUGS, Bug
 from tests.support.environment import ROOT
+from tests.support.judge import judge
 from tests.support.planting import Seams, planted
+from tests.support.processes import ran
 from tests.support.workplace import workplace
 
 SECONDS = 15.0
 _LIMIT_SECONDS = 300
+_DRAIN_SECONDS = 60.0
 _NOTHING = "**nothing**"
 
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4,12}){4}")
@@ -39,38 +43,20 @@ def _by_simulation(name: str) -> Caught:
 
 def _by_soak(name: str, bug: Bug, seed: int, seconds: float) -> Caught:
     with workplace() as folder:
-        result = folder / "result.json"
-        ended = _run(
-            "tests.soak", "--bug", name, "--seed", str(seed), "--minutes", str(seconds / 60),
-            "--drain", "60", "--only", ",".join(bug.faults), "--result", str(result),
-            "--keep", str(folder / "history.jsonl"),
-        )  # fmt: skip
-        if not result.exists():
-            last = (ended.stderr.strip().splitlines() or [""])[-1]
-            return f"{_NOTHING}: the soak ended with {ended.returncode}: {last}", 0
-        told = json.loads(result.read_text())
-    by = told["violations_by_invariant"]
-    text = ", ".join(f"{each} ({many})" for each, many in by.items())
-    if not any(each.split()[0] == bug.invariant for each in by):
+        strikes = schedule(seed, seconds, only=bug.faults)
+        lines, figures = soak(folder, seed, strikes, drain=_DRAIN_SECONDS, bug=name)
+    broken = Counter(violation.invariant for violation in judge(lines))
+    text = ", ".join(f"{invariant} ({times})" for invariant, times in broken.items())
+    if not any(invariant.split()[0] == bug.invariant for invariant in broken):
         text = f"{_NOTHING} by {bug.invariant}: {text}"
-    return text, told["faults"]
+    return text, figures["faults"]
 
 
 def _by_test(name: str, bug: Bug) -> Caught:
-    ended = _run("tests.soak.seeded", name, "pytest", "-qx", "-p", "no:cacheprovider", bug.test)
+    pytest = ("tests.soak.seeded", name, "pytest", "-qx", "-p", "no:cacheprovider", bug.test)
+    ended = ran(sys.executable, "-m", *pytest, cwd=ROOT, timeout=_LIMIT_SECONDS)
     is_caught = ended.returncode == 1 and "FAILED" in ended.stdout
     return bug.test if is_caught else f"{_NOTHING}: {ended.stdout[-200:]}", None
-
-
-def _run(*module: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", *module],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT_SECONDS,
-        check=False,
-    )
 
 
 def _hunts(seed: int, seconds: float) -> Iterator[tuple[str, str, Callable[[], Caught]]]:

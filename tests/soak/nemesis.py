@@ -39,7 +39,6 @@ def schedule(
     seconds: float,
     *,
     only: Sequence[str] = (),
-    a_minute: float = FAULTS_A_MINUTE,
     clustered: bool = False,
 ) -> list[Strike]:
     """Return the faults of a seed, in order. The same seed gives the same schedule."""
@@ -51,7 +50,7 @@ def schedule(
         if not only or fault.name in only
     ]
     active = ROUND_SECONDS - CALM_SECONDS
-    rate = a_minute / 60 * ROUND_SECONDS / active
+    rate = FAULTS_A_MINUTE / 60 * ROUND_SECONDS / active
     strikes: list[Strike] = []
     start = 0.0
     while start < seconds:

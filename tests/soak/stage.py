@@ -15,12 +15,11 @@ import psycopg
 from psycopg.rows import DictRow, dict_row
 
 from dispatcher import Dispatcher, Settings
-from dispatcher.errors import ReservationsUnavailable, StoreUnavailable
 from dispatcher.store.database import Database
 from tests.soak.contents import CANARY, EMAIL, PERSON, WEBHOOK, digest_of, tag_of
 from tests.soak.receivers import Receivers
 from tests.support.cluster import MASTERS, QUICK_MS, Cluster, three_masters
-from tests.support.environment import child_environment
+from tests.support.environment import SHORT, accepts, child_environment
 from tests.support.history import Recorder, now_us, read
 from tests.support.lines import Lines, places, stored, terms_of
 from tests.support.proxy import Proxy
@@ -92,7 +91,7 @@ class Stage:
         self._stack.callback(self.supervised.close)
         self.supervised.up(*WORKERS, *BEATS)
         with Dispatcher(self.settings("clients")) as dispatcher:
-            wait_until(lambda: _accepts(dispatcher), _ROOMY, every=0.1)
+            wait_until(lambda: accepts(dispatcher), _ROOMY, every=0.1)
         self.supervised.up(*CLIENTS)
 
     def settings(self, side: str) -> Settings:
@@ -115,32 +114,22 @@ class Stage:
             | {"options": {"path": path} | options}
             for name, options in self.receivers.options().items()
         }
-        return Settings.load(
-            data_dir=self.folder,
-            redis_url=windows.url if in_cluster else f"redis://127.0.0.1:{ports['windows']}/0",
-            broker_url=f"redis://127.0.0.1:{ports['broker']}/0",
-            database_url=self.store.url(self.database, port=ports["store"]),
-            quotas=QUOTAS[""],
-            channels=received
+        channels = received | {
+            "mail": provider | {"limits": LIMITS["mail"]},
+            "text": provider
             | {
-                "mail": provider | {"limits": LIMITS["mail"]},
-                "text": provider
-                | {
-                    "limits": LIMITS["text"],
-                    "concurrency": CONCURRENCY["text"],
-                    "recipient_quotas": QUOTAS["recipient.text"],
-                },
+                "limits": LIMITS["text"],
+                "concurrency": CONCURRENCY["text"],
+                "recipient_quotas": QUOTAS["recipient.text"],
             },
-            horizon=3,
-            sweep_interval=0.5,
-            redelivery_timeout=20,
-            enqueue_grace=1,
-            claim_ttl=3,
-            transport_timeout=1,
-            reconcile_grace=2,
-            settle=0.3,
-            transaction_grace=1,
-        )
+        }
+        addresses = {
+            "redis_url": windows.url if in_cluster else f"redis://127.0.0.1:{ports['windows']}/0",
+            "broker_url": f"redis://127.0.0.1:{ports['broker']}/0",
+            "database_url": self.store.url(self.database, port=ports["store"]),
+        }
+        more = {"data_dir": self.folder, "quotas": QUOTAS[""], "transaction_grace": 1}
+        return Settings.load(channels=channels, **{**SHORT, **addresses, **more})
 
     def terms(self) -> dict[str, Any]:
         settings = self.settings("clients")
@@ -227,14 +216,6 @@ class Stage:
         else:
             command += ["dispatcher", "worker" if name in WORKERS else "beat"]
         return Service(name, command, self.folder, child_environment(self.settings(side)))
-
-
-def _accepts(dispatcher: Dispatcher) -> bool:
-    try:
-        dispatcher.next_slot(recipient="anybody")
-    except (ReservationsUnavailable, StoreUnavailable):
-        return False
-    return True
 
 
 def _content(row: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from uuid import UUID
 from sqlalchemy import select
 
 from dispatcher import Dispatcher, Settings
-from dispatcher.errors import ReservationsUnavailable
+from dispatcher.errors import ReservationsUnavailable, StoreUnavailable
 from dispatcher.message import Message
 from dispatcher.store.database import Database
 from tests.support.history import FINAL, History, read
@@ -72,6 +72,14 @@ SERVICES: Mapping[str, Sequence[str]] = {
     "beat-1": dispatcher_command("beat"),
     "beat-2": dispatcher_command("beat"),
 }
+
+
+def accepts(dispatcher: Dispatcher) -> bool:
+    try:
+        dispatcher.next_slot(recipient="anybody")
+    except (ReservationsUnavailable, StoreUnavailable):
+        return False
+    return True
 
 
 class Environment:
@@ -135,11 +143,7 @@ class Environment:
         return self._supervised.restarts
 
     def accepts(self) -> bool:
-        try:
-            self.dispatcher.next_slot(recipient="anybody")
-        except ReservationsUnavailable:
-            return False
-        return True
+        return accepts(self.dispatcher)
 
     def submit(self, recipient: str, after: float = 0.0, **asked: Any) -> Message:
         if "send_at" not in asked:
