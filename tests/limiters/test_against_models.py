@@ -24,7 +24,7 @@ from tests.support.limiters import (
     Clocked,
     exported_limits,
 )
-from tests.support.soak import SOAKING, examples, play
+from tests.support.soak import examples, play
 
 ZONE = "America/St_Johns"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -260,7 +260,6 @@ def test_every_limit_that_counts_has_a_model() -> None:
     assert {*exported_limits()} - tried == {CoolDown}, "which counts nothing"
 
 
-@pytest.mark.timeout(3_600 if SOAKING else 300)
 @pytest.mark.parametrize(
     ("name", "kind"),
     [*((name, Story) for name in PAIRS), ("SlidingList", CooledStory), ("GCRA", CooledStory)],

@@ -58,7 +58,7 @@ from tests.support.house_model import (
 from tests.support.reserving import move, reserve
 from tests.support.rows import insert_attempt
 from tests.support.servers import RedisServer
-from tests.support.soak import SOAKING, examples, play
+from tests.support.soak import examples, play
 
 MINUTE = timedelta(minutes=1)
 SECOND = timedelta(seconds=1)
@@ -494,7 +494,6 @@ def house(
         yield found
 
 
-@pytest.mark.timeout(3_600 if SOAKING else 300)
 def test_a_house_does_what_the_model_does(house: House) -> None:
     class Machine(HouseMachine):
         pass

@@ -1,4 +1,4 @@
-"""How many examples tests try: few in `make test`, many where DISPATCHER_SOAK is set."""
+"""How many examples tests try: few in `make test`, more with ``--all``."""
 
 from __future__ import annotations
 
@@ -10,18 +10,14 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine
 
-SOAKING = bool(os.environ.get("DISPATCHER_SOAK"))
 ALL = "DISPATCHER_TESTS_ALL"
 """The variable that ``pytest --all`` sets, for itself and the processes that it starts."""
 
-_TIMES_AS_MANY = 40
 _FEW, _FEW_EXAMPLES = 3, 6
 
 
 def examples(usual: int) -> int:
     """Return how many examples to try of what usually takes so many; a sixth without ``--all``."""
-    if SOAKING:
-        return usual * _TIMES_AS_MANY
     return usual if os.environ.get(ALL) else max(2, usual // _FEW_EXAMPLES)
 
 
