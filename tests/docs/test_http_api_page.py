@@ -126,6 +126,7 @@ def snippet(language: str) -> str:
     return textwrap.dedent(found)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(NODE is None, reason="node is not installed")
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_the_snippet_in_typescript_submits(served: dict[str, str], tmp_path: Path) -> None:
@@ -134,6 +135,7 @@ def test_the_snippet_in_typescript_submits(served: dict[str, str], tmp_path: Pat
     submitted([NODE or "", str(program)], served)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(GO is None, reason="go is not installed")
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_the_snippet_in_go_submits(served: dict[str, str], tmp_path: Path) -> None:
