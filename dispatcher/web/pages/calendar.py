@@ -118,7 +118,6 @@ class Verdict:
 
     ``pattern`` is that of the quota that refuses, ``also`` are lanes of others that do. ``more``
     messages are in the way beside ``in_the_way``. ``next_slot`` is None where no time would do.
-    ``noted`` are the refusals of messages that also count here, noted for that time.
     """
 
     at: datetime
@@ -130,7 +129,6 @@ class Verdict:
     more: int = 0
     next_slot: datetime | None = None
     is_past: bool = False
-    noted: Sequence[LastRefusal] = ()
 
 
 class TableRow(NamedTuple):
@@ -162,7 +160,7 @@ def calendar(visit: Visit) -> Response:
         timeline = _read(visit, wanted, start, end)
         scopes = [each.scope for each in timeline.windows]
         refused = visit.parts.refusals.of(scopes, last=_MOST_NOTED)
-        verdict = None if at is None else _judge(visit, wanted, timeline, at, refused, now=now)
+        verdict = None if at is None else _verdict(visit, wanted, timeline, at, now)
         opt_outs = _opt_outs(visit, wanted)
     except DispatcherError as error:
         said = named_as_here(error) if isinstance(error, InvalidDraft) else error
@@ -173,8 +171,7 @@ def calendar(visit: Visit) -> Response:
         closed = visit.error_text(Suppressed(wanted.channel or "every channel"))
         timeline = replace(timeline, slots=())
         if verdict is not None:
-            noted, is_past = verdict.noted, verdict.is_past
-            verdict = Verdict(at=verdict.at, fits=False, text=closed, is_past=is_past, noted=noted)
+            verdict = Verdict(at=verdict.at, fits=False, text=closed, is_past=verdict.is_past)
     slot = next(iter(timeline.slots), None)
     lines = [(now, "now", "now")]
     if verdict is not None:
@@ -192,6 +189,7 @@ def calendar(visit: Visit) -> Response:
     shown |= {
         "timeline": timeline, "verdict": verdict, "slot": slot, "picture": drawn, "now": now,
         "refused": refused[:_MOST_REFUSALS], "closed": closed,
+        "noted": () if at is None else _noted(refused, at),
         "opt_outs": [each for each in opt_outs if each != wanted.channel] if not closed else (),
         "pauses": [each for each in visit.parts.pause_list.in_force() if wanted.has(each)],
         "entries": entries, "left_out": left_out, "before": before, "after": after,
@@ -247,31 +245,24 @@ def _time(visit: Visit, field: str, *, near: datetime) -> datetime:
     return instant
 
 
-def _judge(
-    visit: Visit,
-    wanted: CalendarQuery,
-    timeline: Timeline,
-    at: datetime,
-    refused: Sequence[LastRefusal],
-    *,
-    now: datetime,
-) -> Verdict:
-    """Judge by the rule, and by the refusals noted for that time: without seconds, that minute."""
+def _noted(refused: Sequence[LastRefusal], at: datetime) -> Sequence[LastRefusal]:
+    """Return the refusals noted for a time: of one without seconds, for that minute."""
     until = at + (timedelta(seconds=1) if at.second or at.microsecond else _MINUTE)
-    noted = [each for each in refused if at <= each.send_at < until][:_MOST_REFUSALS]
-    if at >= now:
-        return replace(_verdict(visit, wanted, timeline, at), noted=noted)
-    text, slot = "Nothing can be booked for it any more.", next(iter(timeline.slots), None)
-    return Verdict(at=at, fits=False, is_past=True, text=text, next_slot=slot, noted=noted)
+    return [refusal for refusal in refused if at <= refusal.send_at < until][:_MOST_REFUSALS]
 
 
-def _verdict(visit: Visit, wanted: CalendarQuery, timeline: Timeline, at: datetime) -> Verdict:
+def _verdict(
+    visit: Visit, wanted: CalendarQuery, timeline: Timeline, at: datetime, now: datetime
+) -> Verdict:
     """Judge a time by the rule by which a submit is judged, without booking.
 
     Without a recipient and a channel there is no message to judge, and a plan copies the windows
     that it needs: then the next slot from that time on tells whether it fits.
     """
-    is_large = any(each.many > _MOST_COPIED for each in timeline.windows)
+    if at < now:
+        text, slot = "Nothing can be booked for it any more.", next(iter(timeline.slots), None)
+        return Verdict(at=at, fits=False, is_past=True, text=text, next_slot=slot)
+    is_large = any(window.many > _MOST_COPIED for window in timeline.windows)
     if wanted.recipient is None or wanted.channel is None or is_large:
         return _by_slot(visit, wanted, timeline, at)
     draft = Draft(
@@ -292,22 +283,21 @@ def _verdict(visit: Visit, wanted: CalendarQuery, timeline: Timeline, at: dateti
     if isinstance(error, InvalidDraft) and error.field.startswith("body"):
         # Only the transport of the channel knows what it takes.
         return _by_slot(visit, wanted, timeline, at)
-    if isinstance(error, QuietHours):
-        text = f"It lies in quiet hours: {error.quiet_hours} {error.zone}."
-        return Verdict(at=at, fits=False, text=text, next_slot=error.next_slot)
     if not isinstance(error, QuotaExceeded):
-        return Verdict(at=at, fits=False, text=visit.error_text(error))
+        text, slot = visit.error_text(error), None
+        if isinstance(error, QuietHours):
+            text = f"It lies in quiet hours: {error.quiet_hours} {error.zone}."
+            slot = error.next_slot
+        return Verdict(at=at, fits=False, text=text, next_slot=slot)
     ids = error.conflicting[:_MOST_IN_THE_WAY] if visit.caller.sees_conflicts else ()
-    lanes = lanes_of(timeline)
-    patterns = {(each.quota, each.scope): each.pattern for each in lanes}
-    refusing = [each for each in lanes if _is_within(at, each.timeline.blocked)]
+    lanes, refusing = lanes_of(timeline), (error.quota, error.scope)
     return Verdict(
         at=at,
         fits=False,
         text=f"It would break the quota {error.quota} of {visit.scope_text(error.scope)}.",
-        pattern=patterns.get((error.quota, error.scope)),
-        also=[e for e in refusing if (e.quota, e.scope) != (error.quota, error.scope)],
-        in_the_way=sorted(visit.parts.messages.find_many(ids), key=lambda each: each.send_at),
+        pattern=next((lane.pattern for lane in lanes if lane[:2] == refusing), None),
+        also=[lane for lane in lanes if lane[:2] != refusing and lane.blocks(at)],
+        in_the_way=sorted(visit.parts.messages.find_many(ids), key=lambda row: row.send_at),
         more=len(error.conflicting) - len(ids),
         next_slot=error.next_slot,
     )
@@ -325,7 +315,7 @@ def _by_slot(visit: Visit, wanted: CalendarQuery, timeline: Timeline, at: dateti
     if slot == at:
         return Verdict(at=at, fits=True, text="It fits the quotas that are shown.")
     for lane in lanes_of(timeline):
-        if _is_within(at, lane.timeline.blocked):
+        if lane.blocks(at):
             text = f"It would break the quota {lane.quota} of {visit.scope_text(lane.scope)}."
             return Verdict(at=at, fits=False, text=text, pattern=lane.pattern, next_slot=slot)
     why = "It lies in quiet hours." if _is_within(at, timeline.quiet) else "It does not fit."
@@ -358,7 +348,6 @@ def _table(visit: Visit, timeline: Timeline, drawn: Picture) -> tuple[Sequence[T
 class View:
     """How much time a picture shows: rows of this length, with a line at every step."""
 
-    name: str
     title: str
     whole: timedelta
     row: timedelta
@@ -366,13 +355,10 @@ class View:
 
 
 VIEWS = {
-    each.name: each
-    for each in (
-        View("hours", "6 hours", timedelta(hours=6), timedelta(hours=1), timedelta(minutes=10)),
-        View("day", "Day", timedelta(days=1), timedelta(hours=3), timedelta(minutes=30)),
-        View("week", "Week", timedelta(days=7), timedelta(days=1), timedelta(hours=3)),
-        View("weeks", "4 weeks", timedelta(days=28), timedelta(days=7), timedelta(days=1)),
-    )
+    "hours": View("6 hours", timedelta(hours=6), timedelta(hours=1), timedelta(minutes=10)),
+    "day": View("Day", timedelta(days=1), timedelta(hours=3), timedelta(minutes=30)),
+    "week": View("Week", timedelta(days=7), timedelta(days=1), timedelta(hours=3)),
+    "weeks": View("4 weeks", timedelta(days=28), timedelta(days=7), timedelta(days=1)),
 }
 
 
@@ -381,6 +367,9 @@ class Lane(NamedTuple):
     scope: str
     pattern: int
     timeline: QuotaTimeline
+
+    def blocks(self, instant: datetime) -> bool:
+        return _is_within(instant, self.timeline.blocked)
 
 
 class Block(NamedTuple):
