@@ -578,7 +578,9 @@ class VoidIds:
         self._database.transact(work)
 
     def take_back(self, message: Message) -> bool:
-        """Take back a message that lost its reservation, unless it was claimed or moved.
+        """Take back a message that lost its reservation; false where it was accepted as well.
+
+        Then it was claimed, moved or cancelled meanwhile.
 
         Without an idempotency key its row becomes void. With one, a duplicate submit may have
         returned the message, so it is cancelled, and the key is free.
@@ -595,14 +597,15 @@ class VoidIds:
             }  # fmt: skip
         this = messages.c.id == message.id
         stands = (this, self._tables.is_scheduled, messages.c.tail == "")
-        query = sa.select(messages.c.status, messages.c.idempotency_key).where(this)
+        row = messages.c
+        query = sa.select(row.status, row.idempotency_key, row.last_error).where(this)
 
         def work(connection: sa.Connection) -> bool:
             connection.execute(sa.update(messages).where(*stands).values(**values))
             rows = connection.execute(query).all()
             if key is not None and any(row.idempotency_key is None for row in rows):
                 connection.execute(free_key(self._tables, key, message.id))
-            return all(row.status in {VOID, Status.CANCELLED.value} for row in rows)
+            return all(row.status == VOID or row.last_error == TAKEN_BACK for row in rows)
 
         return self._database.transact(work)
 

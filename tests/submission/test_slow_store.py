@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -122,6 +123,19 @@ def test_a_message_that_was_moved_meanwhile_stays_where_it_is(
     assert (moved.status, moved.send_at) == (Status.SCHEDULED, SOON + by)
     house.reconciled()
     assert house.members()[message.id] == to_ms(SOON + by)
+
+
+@pytest.mark.parametrize("key", [None, "key"])
+def test_a_message_that_an_opt_out_cancelled_meanwhile_is_not_refused(
+    build: Build, key: str | None
+) -> None:
+    house, other = build(), build()
+    take = partial(other.submit, "ben", scope="ada", send_at=SOON)
+    opt_out = partial(other.dispatcher.suppress, "ada")
+    slow_store(house, house.redis.flushall, other.open, take, after=opt_out)
+    message = house.submit(send_at=SOON, idempotency_key=key)
+    assert house.again(message).status is Status.CANCELLED
+    assert house.reconciled().reservations() == house.all_members()
 
 
 @pytest.mark.parametrize("key", [None, "key"])
