@@ -248,7 +248,8 @@ def test_a_queue_of_another_type_stops_the_worker(
         ({"task_serializer": "json"}, {}),
         ({"accept_content": ["json", "pickle"]}, {"app.serializer": ERROR}),
         ({"task_serializer": "pickle"}, {"app.serializer": ERROR}),
-        ({"broker_transport_options": {"visibility_timeout": 50}}, {"app.redelivery": ERROR}),
+        *(({"broker_transport_options": {"visibility_timeout": seconds}}, wrong)
+          for seconds, wrong in ((60, {"app.redelivery": ERROR}), (61, {}))),
         ({"broker_transport_options": {"global_keyprefix": "shop:"}}, {"app.attached": ERROR}),
         ({"task_routes": []}, {"app.attached": ERROR}),
         ({"beat_schedule": {}}, {"app.attached": ERROR}),
