@@ -76,10 +76,11 @@ def test_embedded_reads_no_other_settings(tmp_path: Path) -> None:
 def test_variables_say_what_is_not_given_and_no_part_of_what_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("DISPATCHER_ZONE", "Europe/Paris")
-    monkeypatch.setenv("DISPATCHER_QUOTAS", "7/day")
-    monkeypatch.setenv("DISPATCHER_CHANNELS__SMS__MAX_ATTEMPTS", "7")
-    monkeypatch.setenv("DISPATCHER_CHANNELS__FAX__TRANSPORT", "memory")
+    for name, value in (
+        ("ZONE", "Europe/Paris"), ("QUOTAS", "7/day"), ("CHANNELS__SMS__MAX_ATTEMPTS", "7"),
+        ("CHANNELS__FAX__TRANSPORT", "memory"),
+    ):  # fmt: skip
+        monkeypatch.setenv(f"DISPATCHER_{name}", value)
     settings = _load(tmp_path, {"channels": SMS, "quotas": "2/day"})
     assert settings.zone == "Europe/Paris"
     assert [str(each) for each in settings.quotas] == ["2/day"]
@@ -87,6 +88,11 @@ def test_variables_say_what_is_not_given_and_no_part_of_what_is(
     assert settings.channels["sms"].max_attempts != 7
     monkeypatch.delenv("DISPATCHER_CHANNELS__SMS__MAX_ATTEMPTS")
     assert set(_load(tmp_path, {}).channels) == {"fax", *DEFAULTS}
+    with pytest.raises(InvalidSettings) as refused:
+        _load(tmp_path, {"channels": {"sms": {"transport": ""}}})
+    assert refused.value.field.startswith("channels.sms")
+    with pytest.raises(TypeError, match="brings its own"):
+        _load(tmp_path, {"redis_url": "redis://elsewhere"})
 
 
 def test_worker_and_beat_have_the_same(
@@ -125,14 +131,6 @@ def test_an_ended_process_is_started_again_also_without_its_log(
     assert ("ends with: done" if has_log else "cannot be read") in told[0]
 
 
-def test_settings_of_embedded_are_validated(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSettings) as refused:
-        _load(tmp_path, {"channels": {"sms": {"transport": ""}}})
-    assert refused.value.field.startswith("channels.sms")
-    with pytest.raises(TypeError, match="brings its own"):
-        _load(tmp_path, {"redis_url": "redis://elsewhere"})
-
-
 def test_a_channel_that_cannot_work_stops_an_environment_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,30 +148,24 @@ def test_a_channel_that_cannot_work_stops_an_environment_before_anything_starts(
     assert not (tmp_path / "x" / "dispatcher.db").exists()
 
 
-def open_files(folder: Path) -> list[str]:
-    """Return what others than the owner may do anything with."""
-    return [
-        f"{each} {each.stat().st_mode:o}"
-        for each in [folder, *folder.rglob("*")]
-        if each.stat().st_mode & 0o077
-    ]
-
-
 def test_files_of_embedded_are_private_whatever_the_umask(tmp_path: Path) -> None:
     data = tmp_path / "data"
+
+    def open_to_others() -> list[Path]:
+        return [path for path in [data, *data.rglob("*")] if path.stat().st_mode & 0o077]
+
     before = os.umask(0)
     try:
         with environment(data, channels={"sms": {"transport": "file"}}) as settings:
             with Dispatcher(settings) as dispatcher:
-                wait_until(
-                    lambda: dispatcher.status(since=timedelta(hours=1)).workers, 30, every=0.2
-                )
+                hour = timedelta(hours=1)
+                wait_until(lambda: dispatcher.status(since=hour).workers, 30, every=0.2)
                 dispatcher.submit(
                     channel="sms", recipient="ada", body={"text": "x"}, send_in=timedelta(0)
                 )
                 wait_until((data / "sent" / "sms.jsonl").exists)
-            assert open_files(data) == []
-        assert open_files(data) == []
+            assert open_to_others() == []
+        assert open_to_others() == []
         assert (data / "dispatcher.db").exists()
         assert list((data / "redis").rglob("*.aof*"))
     finally:
