@@ -168,7 +168,6 @@ class BodyType:
             ) from None
 
     def _refusal(self, error: ValidationError) -> InvalidDraft:
-        """Return the error for the first wrong field, without its value."""
         first = first_of(error)
         steps = [step for step in first["loc"] if step != _OF_KEY]
         names = [self._step(step) for step in steps]

@@ -81,7 +81,6 @@ class Templates:
         return name
 
     def _compile(self, channel: str, name: str) -> Any:
-        """Return a template's body, each text of which is compiled."""
         with needs("templates", f"channels.{channel}.templates"):
             from jinja2 import FileSystemLoader  # noqa: PLC0415 - an extra
 

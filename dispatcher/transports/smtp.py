@@ -366,8 +366,6 @@ class SmtpConnection(smtplib.SMTP):
             raise PerhapsSent(self._broken(error, unanswered)) from None
         self._is_begun = False
         self.carried += 1
-        if reply.code == _CLOSING:
-            self.close()
         if reply.kind == _MORE:
             self.close()
             raise PerhapsSent(f"{self._server}: it answered {reply} to the whole message")
@@ -389,13 +387,13 @@ class SmtpConnection(smtplib.SMTP):
 
     def getreply(self) -> tuple[int, bytes]:
         lines: list[bytes] = []
-        size = 0
+        room = _LONGEST_REPLY
         while True:
-            line = self._line()
-            size += len(line)
-            if size > _LONGEST_REPLY or not re.match(rb"[2-5]\d\d(?:[ -]|$)", line):
+            line = self._line(room)
+            if not re.match(rb"[2-5]\d\d(?:[ -]|$)", line):
                 raise ConnectionBroken("it answered something that is not SMTP")
             lines.append(line[4:].strip())
+            room -= len(line)
             if line[3:4] != b"-":
                 return int(line[:3]), b"\n".join(lines)
 
@@ -408,9 +406,9 @@ class SmtpConnection(smtplib.SMTP):
         self.esmtp_features = {}
         self.does_esmtp = False
 
-    def _line(self) -> bytes:
+    def _line(self, longest: int) -> bytes:
         while b"\n" not in self._unread:
-            if len(self._unread) > _LONGEST_REPLY:
+            if len(self._unread) > longest:
                 raise ConnectionBroken("it answered something that is not SMTP")
             read = self._socket.recv(4096)
             if not read:
@@ -422,7 +420,6 @@ class SmtpConnection(smtplib.SMTP):
 
     @property
     def _socket(self) -> socket.socket:
-        """The socket, which waits until the deadline and no longer."""
         if self.sock is None:
             raise ConnectionBroken("it closed the connection")
         self.sock.settimeout(self.deadline.left())
@@ -487,8 +484,6 @@ class SmtpConnection(smtplib.SMTP):
         reply = self._reply(self.docmd(words), mail.recipient)
         if reply.code == _CLOSING and not reply.is_throttle:
             raise ConnectionBroken(f"it answered {reply}")
-        if reply.code == _CLOSING:
-            self.close()
         is_taken = reply.code == _GO_AHEAD if words == "DATA" else reply.kind == _GOOD
         if not is_taken:
             raise self._refusal(reply, words.split(" ", 1)[0])
@@ -512,7 +507,6 @@ class SmtpConnection(smtplib.SMTP):
         return (PermanentFailure if is_final else TemporaryFailure)(f"{self._server}: {why}")
 
     def _broken(self, error: BaseException, stage: str = "") -> str:
-        """Close the connection that failed; return what became of it."""
         self.close()
         return f"{self._server}: {stage}{_why(error, self.deadline)}"
 

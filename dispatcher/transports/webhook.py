@@ -207,11 +207,7 @@ class WebhookTransport:
     def _post(
         self, target: Target, headers: Mapping[str, str], content: bytes
     ) -> tuple[int, Mapping[str, str]]:
-        """Post ``content``; return the answer's status and headers, both until the deadline.
-
-        Raises PermanentFailure, TemporaryFailure, and PerhapsSent where something was written and
-        no status came. None names the URL or is chained.
-        """
+        """Return the status and the headers of the answer. No error names the URL or is chained."""
         head = [f"POST {target.path} HTTP/1.1", *(f"{name}: {headers[name]}" for name in headers)]
         deadline = Deadline(self._clock, self._seconds)
         connection = self._connection_to(target, deadline)

@@ -282,7 +282,10 @@ def failed(server: ScriptedServer, timeout: float = ROOMY, **more: Any) -> Deliv
 
 
 WORDS = ["MAIL", "RCPT", "DATA", "message"]
-UNREADABLE = [CLOSE, "hello there", "99 bottles", "\r\n\r\n", "1" * 200_000]
+UNREADABLE = [
+    CLOSE, "hello there", "99 bottles", "\r\n\r\n", "1" * 200_000,
+    "\r\n".join(["250-more"] * 20_000),
+]  # fmt: skip
 REPLIES = {
     "421 4.3.2 shutting down": TemporaryFailure,
     "450 4.2.1 mailbox busy": TemporaryFailure,
@@ -306,7 +309,7 @@ FAILURES = [
     *((word, way, TemporaryFailure) for word in ("connection", "EHLO", "MAIL", "RCPT", "DATA")
       for way in UNREADABLE),
     *((word, way, TemporaryFailure) for word in ("connection", "EHLO")
-      for way in ("421 busy", "450 not now", "554 no service")),
+      for way in ("421 busy", "450 not now", "530 log in", "554 no service")),
 ]  # fmt: skip
 
 
@@ -321,6 +324,7 @@ def test_a_failure_says_whether_the_server_has_it_and_whether_to_try_again(
         assert type(error) is kind
         assert len(server.got) == (word == "message")
         assert not getattr(error, "closes_channel", False), "it concerns one message"
+        assert "did not answer" not in str(error), "it is not waited for"
     if kind is not PerhapsSent and way in REPLIES:
         assert way[:3] in str(error)
 

@@ -6,8 +6,9 @@ import base64
 import json
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -385,14 +386,24 @@ def test_an_answer_decides_that_comes_before_the_request_was_read() -> None:
         assert connection.post(b"POST /", Deadline(SystemClock(), 10))[0] == 413
 
 
+@contextmanager
+def full(address: str, port: int = 0) -> Iterator[int]:
+    """Let a port accept nobody; yield it."""
+    with socket.socket() as listener, socket.socket() as waiting:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen(0)
+        waiting.connect(listener.getsockname())
+        yield listener.getsockname()[1]
+
+
 def test_a_server_that_accepts_nobody_certainly_did_not_get_it() -> None:
-    with socket.socket() as full, socket.socket() as waiting:
-        full.bind(("127.0.0.1", 0))
-        full.listen(0)
-        waiting.connect(full.getsockname())
-        port = full.getsockname()[1]
-        with in_time(), pytest.raises(TemporaryFailure, match="no connection in time"):
-            open_to(port, timeout=TIMEOUT).send(a_message(recipient=f"http://127.0.0.1:{port}/"))
+    with (
+        full("127.0.0.1") as port,
+        in_time(),
+        pytest.raises(TemporaryFailure, match="no connection in time"),
+    ):
+        open_to(port, timeout=TIMEOUT).send(a_message(recipient=f"http://127.0.0.1:{port}/"))
 
 
 def test_an_idle_connection_that_the_server_has_ended_is_not_used_again(
@@ -480,8 +491,12 @@ def test_of_several_addresses_the_first_that_answers_is_taken_and_no_proxy(
     with receiving() as proxy:
         for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"):
             monkeypatch.setenv(name, proxy.url)
-        transport = open_to(receiver.port, resolver=lambda *_: ["127.0.0.9", "127.0.0.1"])
+        addresses = ["127.0.0.9", "127.0.0.1"]
+        transport = open_to(receiver.port, timeout=2.0, resolver=lambda *_: addresses)
         url = f"http://two.example:{receiver.port}/"
         assert transport.send(a_message(recipient=url)) == "204"
+        transport.close()
+        with full("127.0.0.9", receiver.port):
+            assert transport.send(a_message(recipient=url)) == "204"
         assert proxy.received == []
     assert receiver.received[0].headers["host"] == f"two.example:{receiver.port}"
