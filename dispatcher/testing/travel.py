@@ -33,7 +33,7 @@ from dispatcher.times.clock import SystemClock
 T = TypeVar("T")
 
 _SHOWN = 20
-_FIELDS = {field.name for field in fields(Message)}
+_FIELDS = sorted({"at", *(field.name for field in fields(Message))})
 _SENDING = Selection(status=Status.SENDING)
 _PRUNE_EVERY = timedelta(hours=1)
 _OPEN = WeakSet["MemoryDispatcher"]()
@@ -268,28 +268,24 @@ class MemoryDispatcher(Dispatcher):
         """The errors of all submits that were refused, in order."""
         return self._app.refused
 
-    def assert_scheduled(self, **wanted: Any) -> Message:
+    def assert_scheduled(self, **fields: Any) -> Message:
         """Return the one message that is scheduled and matches; else raise AssertionError.
 
-        ``wanted`` are values of fields of a message, as in ``recipient="ada"``, and ``at``: the
-        promised time, aware or a text with an offset. Raises TypeError for another name.
+        ``fields`` have values of a message, as in ``recipient="ada"``, and ``at``: the promised
+        time, aware or a text with an offset. Raises TypeError for another name.
         """
-        matches = _matching(wanted)
         scheduled = [
-            message
-            for message in self.select(status=Status.SCHEDULED)
-            if matches(message, message.send_at)
+            (message, message, message.send_at) for message in self.select(status=Status.SCHEDULED)
         ]
-        return _the_one("scheduled", wanted, scheduled, list(self.select(oldest_first=True)))
+        return _the_one("scheduled", fields, scheduled, [*self.select(oldest_first=True)])
 
-    def assert_sent(self, **wanted: Any) -> Sent:
+    def assert_sent(self, **fields: Any) -> Sent:
         """Return the one send that matches; else raise AssertionError.
 
         As :meth:`assert_scheduled`, but ``at`` is the instant of the send.
         """
-        matches = _matching(wanted)
-        matching = [sent for sent in self.outbox if matches(sent.message, sent.at)]
-        return _the_one("sent", wanted, matching, self.outbox)
+        sends = [(sent, sent.message, sent.at) for sent in self.outbox]
+        return _the_one("sent", fields, sends, self.outbox)
 
     @overload
     def assert_refused(
@@ -339,27 +335,25 @@ def _settings_of_test(settings: Settings, database_url: str | None) -> Settings:
     return settings.model_copy(update=changed)
 
 
-def _matching(wanted: Mapping[str, Any]) -> Callable[[Message, datetime], bool]:
-    """Return a test of a message and its instant. Raises TypeError for what no message has."""
+def _the_one(
+    status: str,
+    wanted: Mapping[str, Any],
+    items: Sequence[tuple[T, Message, datetime]],
+    there: Sequence[object],
+) -> T:
+    """Return the one item whose message and instant are those wanted."""
     for name in wanted:
-        if name not in _FIELDS and name != "at":
-            known = ", ".join(sorted([*_FIELDS, "at"]))
-            raise TypeError(f"a message has no field {name!r}; accepted: {known}")
+        if name not in _FIELDS:
+            raise TypeError(f"a message has no field {name!r}; accepted: {', '.join(_FIELDS)}")
     values = dict(wanted)
     at = values.pop("at", None)
     instant = None if at is None else send_time.parse(at, field="at")
-
-    def matches(message: Message, when: datetime) -> bool:
-        return instant in (None, when) and all(
-            getattr(message, name) == value for name, value in values.items()
-        )
-
-    return matches
-
-
-def _the_one(
-    status: str, wanted: Mapping[str, Any], matches: list[T], there: Sequence[object]
-) -> T:
+    matches = [
+        item
+        for item, message, when in items
+        if instant in (None, when)
+        and all(getattr(message, name) == value for name, value in values.items())
+    ]
     if len(matches) != 1:
         raise AssertionError(_report(status, wanted, len(matches), there))
     return matches[0]
