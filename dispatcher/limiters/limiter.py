@@ -643,8 +643,8 @@ def _generating(
 
     @wraps(function)
     async def generating(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        async with block(*args, **kwargs), aclosing(function(*args, **kwargs)) as given:
-            step = given.asend(None)
+        async with block(*args, **kwargs), aclosing(function(*args, **kwargs)) as items:
+            step = items.asend(None)
             while True:
                 try:
                     item = await step
@@ -655,9 +655,9 @@ def _generating(
                 except GeneratorExit:
                     raise
                 except BaseException as error:  # noqa: BLE001 - it is for the body
-                    step = given.athrow(error)
+                    step = items.athrow(error)
                 else:
-                    step = given.asend(sent)
+                    step = items.asend(sent)
 
     return generating
 

@@ -57,26 +57,6 @@ def everything(client: redis.Redis) -> dict[bytes, bytes | None]:
     return {key: client.dump(key) for key in cast("list[bytes]", client.keys("*"))}
 
 
-@every
-@pytest.mark.parametrize("way", ["sync", "async"])
-def test_n_permits_are_given_and_counted_down(
-    make: Make, way: str, ways: Callable[..., Ways]
-) -> None:
-    limiter = ways(make(3), way)
-    decisions = [limiter.acquire("ada") for _ in range(5)]
-    assert [each.allowed for each in decisions] == [True] * 3 + [False] * 2
-    assert [bool(each) for each in decisions] == [True] * 3 + [False] * 2
-    assert [each.state for each in decisions] == [
-        State.ALLOWED, State.ALLOWED, State.REACHED, State.REFUSED, State.REFUSED,
-    ]  # fmt: skip
-    assert [each.remaining for each in decisions] == [2, 1, 0, 0, 0]
-    assert [each.granted for each in decisions] == [1, 1, 1, 0, 0]
-    assert {each.limit for each in decisions} == {3}
-    assert [each.refused_by for each in decisions] == [None] * 3 + [str(make(3))] * 2
-    assert all((each.retry_after == timedelta(0)) == each.allowed for each in decisions)
-    assert limiter.acquire("ben").allowed, "keys count alone"
-
-
 @counted
 def test_threads_together_get_exactly_the_limit(
     make: MakeLength, redis_client: redis.Redis
@@ -87,11 +67,10 @@ def test_threads_together_get_exactly_the_limit(
 
 
 @every
-@pytest.mark.parametrize("way", ["sync", "async"])
 def test_more_than_a_limit_ever_gives_is_refused_by_a_state_of_its_own(
-    make: Make, way: str, ways: Callable[..., Ways], redis_client: redis.Redis
+    make: Make, redis_client: redis.Redis
 ) -> None:
-    limiter = ways(make(5), way)
+    limiter = make(5).on(redis_client)
     limiter.acquire("ada", permit="x")
     before = everything(redis_client)
     for decision in (

@@ -66,25 +66,23 @@ def test_holds_that_have_ended_do_not_pile_up(redis_client: redis.Redis) -> None
     wait_until(lambda: limiter.acquire("provider").allowed and redis_client.zcard(key) < 100)
 
 
-def test_a_block_holds_renews_and_gives_back(redis_client: redis.Redis) -> None:
-    limiter = Concurrency(1, hold=3 * SECOND).on(redis_client)
-    with limiter.permit("provider") as decision:
-        first = limiter.peek("provider").reset_at
-        wait_until(lambda: limiter.peek("provider").reset_at > first)
-        assert decision.allowed
-        assert not limiter.acquire("provider").allowed
-    assert limiter.peek("provider").remaining == 1
-
-
-def test_a_block_that_fails_gives_its_hold_back_and_keeps_what_else_it_took(
+def test_a_block_renews_its_hold_and_gives_it_back_whatever_it_raises(
     redis_client: redis.Redis,
 ) -> None:
-    limiter = Limits([Concurrency(5), SlidingList(5, "hour")]).on(redis_client)
-    with pytest.raises(ZeroDivisionError), limiter.permit("provider", 2):
+    held, counted = Concurrency(2, hold=3 * SECOND), SlidingList(5, "hour")
+    limiter = Limits([held, counted]).on(redis_client)
+    places, kept = held.on(redis_client), counted.on(redis_client)
+
+    @limiter.limited("provider", 2)
+    def fail() -> None:
+        first = places.peek("provider").reset_at
+        wait_until(lambda: places.peek("provider").reset_at > first)
+        assert not places.acquire("provider").allowed
         raise ZeroDivisionError
-    assert limiter.peek("provider").limit == 5
-    assert Concurrency(5).on(redis_client).peek("provider").remaining == 5
-    assert SlidingList(5, "hour").on(redis_client).peek("provider").remaining == 3
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert (places.peek("provider").remaining, kept.peek("provider").remaining) == (2, 3)
 
 
 def test_a_block_that_needs_nothing_holds_nothing(
@@ -292,12 +290,10 @@ def test_a_decorated_asynchronous_generator_holds_its_place_until_its_end(
 class Called:
     """Is called as what it has is."""
 
-    async def __call__(self) -> None:
-        pytest.fail("it ran")
+    async def __call__(self) -> None: ...
 
 
-async def coroutine() -> None:
-    pytest.fail("it ran")
+async def coroutine() -> None: ...
 
 
 async def asynchronous_generator() -> AsyncIterator[int]:
@@ -308,8 +304,7 @@ def generator() -> Iterator[int]:
     yield 1
 
 
-def plain() -> None:
-    pytest.fail("it ran")
+def plain() -> None: ...
 
 
 @wraps(coroutine)
@@ -317,14 +312,12 @@ def told() -> object:
     return coroutine()
 
 
-AWAITED = [coroutine, asynchronous_generator, Called(), partial(coroutine)]
-NOT_AWAITED = [generator, plain, partial(plain), print]
-
-
 def test_what_is_awaited_needs_a_limiter_that_is_and_nothing_else_does() -> None:
+    awaited = [coroutine, asynchronous_generator, Called(), partial(coroutine)]
+    others = [generator, plain, partial(plain), print]
     for client, functions, says in (
-        (redis.Redis(), AWAITED, r"redis\.asyncio"),
-        (redis.asyncio.Redis(), NOT_AWAITED, r"not awaited; accepted: .* a client of redis"),
+        (redis.Redis(), awaited, r"redis\.asyncio"),
+        (redis.asyncio.Redis(), others, r"not awaited; accepted: .* a client of redis"),
     ):
         limited: Any = Concurrency(2).on(client).limited("provider")
         for function in functions:
@@ -340,17 +333,16 @@ def test_coroutines_hold_and_are_decorated_alike(redis_server: RedisServer) -> N
             limiter = Concurrency(1, hold=3 * SECOND).on(client)
 
             @limiter.limited("provider")
-            async def work() -> bool:
+            async def work() -> None:
                 first = (await limiter.peek("provider")).reset_at
                 while (await limiter.peek("provider")).reset_at <= first:  # noqa: ASYNC110 - renewed in Redis
                     await asyncio.sleep(0.01)
-                return (await limiter.acquire("provider")).allowed
-
-            assert await asyncio.wait_for(work(), 20) is False
-            assert (await limiter.peek("provider")).remaining == 1
-            async with limiter.permit("provider"):
                 with pytest.raises(LimitReached):
-                    await work()
+                    async with limiter.permit("provider"):
+                        pytest.fail("it ran")
+
+            await asyncio.wait_for(work(), 20)
+            assert (await limiter.peek("provider")).remaining == 1
 
     asyncio.run(story())
 
