@@ -61,15 +61,9 @@ function fixed_window.wait(state, n, ahead)
 end
 
 function fixed_window.take(state, n)
-  state.room = state.room - n
-  local key, value = state.key, struct.pack('<dd', state.count - state.room, state.ends)
-  if state.open then
-    redis.call('SET', key, value, 'KEEPTTL')
-  else
-    redis.call('SET', key, value)
-    redis.call('PEXPIREAT', key, state.ends)
-    state.open = true
-  end
+  state.room, state.open = state.room - n, true
+  local value = struct.pack('<dd', state.count - state.room, state.ends)
+  redis.call('SET', state.key, value, 'PXAT', state.ends)
 end
 
 function fixed_window.whole(state)

@@ -1,28 +1,24 @@
 -- Spacing with a burst: a level that leaks, and that each permit raises.
 --
--- Included. State STRING of three doubles: the level, the time at which it was so, µs, and when the
---       key expires, ms
+-- Included. State STRING of two doubles: the level, and the time at which it was so, µs
 -- Words 1 most that is given at once   2 by how much a permit raises the level
 --       3 by how much the level falls each µs
 --
 -- The level is the time by which permits run ahead of their spacing, in a unit in which both
--- numbers are whole. The highest level is below 2^53, so that nothing is rounded. The key lives for
--- longer than it must, so that its life need not be set anew with each permit, which costs more.
+-- numbers are whole. The highest level is below 2^53, so that nothing is rounded.
 
 local gcra = {words = 3}
 kinds.gcra = gcra
 
 function gcra.read(key, count, rise, fall)
   rise, fall = tonumber(rise), tonumber(fall)
-  local level, ends = 0, 0
-  local value = redis.call('GET', key)
+  local level, value = 0, redis.call('GET', key)
   if value then
-    local stored, at_us
-    stored, at_us, ends = struct.unpack('<ddd', value)
+    local stored, at_us = struct.unpack('<dd', value)
     level = math.max(0, stored - (now_us - at_us) * fall)
   end
   local room = math.floor((count * rise - level) / rise)
-  return {room = room, rise = rise, fall = fall, level = level, ends = ends}
+  return {room = room, rise = rise, fall = fall, level = level}
 end
 
 local function ms_to_fall(state, by)
@@ -30,16 +26,8 @@ local function ms_to_fall(state, by)
 end
 
 local function store(state)
-  local life = ms_to_fall(state, state.level) + 1
-  if state.ends >= now + life then
-    local value = struct.pack('<ddd', state.level, now_us, state.ends)
-    redis.call('SET', state.key, value, 'KEEPTTL')
-  else
-    life = life + ms_to_fall(state, state.count * state.rise)
-    state.ends = now + life
-    local value = struct.pack('<ddd', state.level, now_us, state.ends)
-    redis.call('SET', state.key, value, 'PX', life)
-  end
+  local value = struct.pack('<dd', state.level, now_us)
+  redis.call('SET', state.key, value, 'PX', ms_to_fall(state, state.level) + 1)
 end
 
 function gcra.wait(state, n, ahead)

@@ -55,15 +55,9 @@ function sliding_counter.wait(state, n, ahead)
 end
 
 local function keep_stretches(state)
-  local key, value = state.key,
-    struct.pack('<ddd', state.stretch, state.previous, state.present)
-  if state.open then
-    redis.call('SET', key, value, 'KEEPTTL')
-  else
-    redis.call('SET', key, value)
-    redis.call('PEXPIREAT', key, (state.stretch + 2) * state.length)
-    state.open = true
-  end
+  local value = struct.pack('<ddd', state.stretch, state.previous, state.present)
+  redis.call('SET', state.key, value, 'PXAT', (state.stretch + 2) * state.length)
+  state.open = true
 end
 
 function sliding_counter.take(state, n)

@@ -48,8 +48,6 @@ function sliding_list.take(state, n)
     -- Times never fall, also where the clock was set back.
     local last = taken > 0 and tonumber(redis.call('LINDEX', key, 0)) or 0
     state.newest = math.max(now, last)
-    -- In each stretch of one length the first one sets a life of two: that is enough for the last.
-    state.lives = math.floor(last / state.length) == math.floor(state.newest / state.length)
   end
   local times = {}
   for number = 1, n do
@@ -59,10 +57,7 @@ function sliding_list.take(state, n)
       times = {}
     end
   end
-  if not state.lives then
-    redis.call('PEXPIRE', key, 2 * state.length)
-    state.lives = true
-  end
+  redis.call('PEXPIREAT', key, state.newest + state.length)
   state.room = state.room - n
 end
 

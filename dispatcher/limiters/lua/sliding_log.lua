@@ -8,8 +8,7 @@
 
 -- @include limits_members.lua
 
--- One call in sixteen removes members that do not count any more. The key outlives each that counts,
--- also holds that another limit of this name took for longer.
+-- The key outlives each member that counts, also holds that another limit of this name took for longer.
 local function kept_limit(holds)
   local kind = {words = 2, holds = holds}
 
@@ -33,11 +32,9 @@ local function kept_limit(holds)
     local key = state.key
     add_members(key, now + state.length - state.lasts, id, n)
     if not state.begun then
-      if now_us % 16 == 0 then
-        redis.call('ZREMRANGEBYSCORE', key, '-inf', now - state.lasts)
-      end
-      if state.taken == 0 or redis.call('PTTL', key) < state.length then
-        redis.call('PEXPIRE', key, 2 * state.length)
+      redis.call('ZREMRANGEBYSCORE', key, '-inf', now - state.lasts)
+      if redis.call('PTTL', key) < state.length then
+        redis.call('PEXPIRE', key, state.length)
       end
     end
     state.taken, state.room, state.begun = state.taken + n, state.room - n, true

@@ -46,6 +46,10 @@ local redis = (function(server)
       for index = 3, #words - 1 do
         if words[index] == 'PX' then
           words[index], words[index + 1] = 'PXAT', kept(now + words[index + 1])
+          break
+        elseif words[index] == 'PXAT' then
+          words[index + 1] = kept(words[index + 1])
+          break
         end
       end
       return call('SET', unpack(words))
