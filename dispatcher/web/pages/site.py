@@ -6,12 +6,12 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property, partial
-from itertools import chain
+from itertools import chain, product
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import urlencode
 from uuid import UUID
@@ -94,14 +94,10 @@ _ACCEPTED = (
     "also with an offset: 2026-12-24T08:30+01:00"
 )
 _FORM = "%a %d %b %Y %H:%M:%S"
-_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-_TYPED = re.compile(
-    r"((?P<date>\d{4}-\d\d-\d\d)[ T]"
-    r"|([a-z]+,? )?(?P<day>\d{1,2}) (?P<month>[a-z]{3})( (?P<year>\d{4}))?,? )?"
-    r"(?P<hour>\d{1,2}):(?P<minute>\d\d)(:(?P<second>\d\d)(\.(?P<thousandths>\d{1,3}))?)?"
-    r"( ?(?P<offset>[+-]\d\d:\d\d))?",
-    re.ASCII | re.IGNORECASE,
-)
+_CLOCKS = [
+    clock + offset for clock in ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f") for offset in ("", "%z", " %z")
+]
+_WEEKDAY = re.compile(r"^[a-z]+ (?=\d)", re.IGNORECASE)
 _UTC = re.compile(r"(?<![\w'\"])\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\+00:00(?![\w'\"])")
 _CAPITAL = re.compile(r"(?<=[a-z])([A-Z])")
 
@@ -498,33 +494,21 @@ def read_time(
 
 
 def _read(text: str, near: datetime) -> datetime | None:
-    found = _TYPED.fullmatch(text)
-    if found is None or (found["month"] or "jan").lower() not in _MONTHS:
-        return None
-    clock = f"{found['hour']:0>2}:{found['minute']}:{found['second'] or '00'}"
-    clock += f".{found['thousandths'] or '0':0<6}"
-    has_date = found["date"] is not None or found["month"] is not None
-    if not has_date:
-        dates = [f"{near + timedelta(days=each):%Y-%m-%d}" for each in (0, 1)]
-    elif found["date"] is not None:
-        dates = [found["date"]]
-    else:
-        month = _MONTHS.index(found["month"].lower()) + 1
-        years = [found["year"]] if found["year"] else range(near.year - 1, near.year + 2)
-        dates = [f"{int(year):04}-{month:02}-{int(found['day']):02}" for year in years]
-    times = []
-    for date in dates:
+    text = _WEEKDAY.sub("", text.replace(",", ""))
+    days = [f"{near + timedelta(days=number):%Y-%m-%d} {text}" for number in (0, 1)]
+    years = [f"{near.year + number} {text}" for number in (-1, 0, 1)]
+    dated = (("%Y-%m-%d", [text.replace("T", " ")]), ("%d %b %Y", [text]), ("%Y %d %b", years))
+    times = [time for form, texts in dated for time in _parsed(texts, form)]
+    # The minute that is under way counts: people type no seconds.
+    minute = near.replace(second=0, microsecond=0)
+    times += [time for time in _parsed(days, "%Y-%m-%d") if time.replace(tzinfo=None) >= minute]
+    return min(times, key=lambda time: abs(time.replace(tzinfo=None) - near), default=None)
+
+
+def _parsed(texts: Iterable[str], form: str) -> Iterator[datetime]:
+    for text, clock in product(texts, _CLOCKS):
         with suppress(ValueError):
-            times.append(datetime.fromisoformat(f"{date}T{clock}"))
-    if not has_date:
-        # The minute that is under way counts: people type no seconds.
-        times = [time for time in times if time >= near.replace(second=0, microsecond=0)]
-    nearest = min(times, key=lambda time: abs(time - near), default=None)
-    if nearest is None or found["offset"] is None:
-        return nearest
-    with suppress(ValueError):
-        return datetime.fromisoformat(f"{nearest.isoformat()}{found['offset']}")
-    return None
+            yield datetime.strptime(text, f"{form} {clock}")  # noqa: DTZ007 - local times
 
 
 _TEMPLATES = Environment(
