@@ -53,27 +53,47 @@ class _In(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class NewMessage(_In):
-    """A message to accept. The fields are those of `Dispatcher.submit`."""
+class MessageChange(_In):
+    """Another body for a scheduled message, or a template that is rendered now."""
 
-    channel: str
-    recipient: str
     body: Json | None = None
     template: str | None = None
     data: Json | None = None
+
+
+class _Times(_In):
     send_at: Annotated[str | None, Field(examples=["2026-12-24T08:30:00+01:00"])] = None
     send_in_seconds: Seconds | None = None
     zone: Annotated[str | None, Field(examples=["Europe/Berlin"])] = None
     fold: Fold | None = None
-    scope: str | None = None
-    expires_at: str | None = None
     on_conflict: OnConflict = "reject"
     latest: str | None = None
+    expires_at: str | None = None
+    expire_after_seconds: Seconds | None = None
+
+
+class NewTime(_Times):
+    """Another time for a scheduled message. The fields are those of `Dispatcher.reschedule`."""
+
+    set_zone: str | None = None
+
+    def fields(self) -> dict[str, Any]:
+        return _as_lengths(self.model_dump())
+
+
+class _Address(_In):
+    channel: str
+    recipient: str
+
+
+class NewMessage(_Times, MessageChange, _Address):
+    """A message to accept. The fields are those of `Dispatcher.submit`."""
+
+    scope: str | None = None
     scopes: dict[str, str] | None = None
     quiet_hours: str | None = None
     send_window: str | None = None
     on_unknown: OnUnknown | None = None
-    expire_after_seconds: Seconds | None = None
     status_url: str | None = None
     campaign: str | None = None
     quotas: Literal["none"] | None = None
@@ -87,31 +107,6 @@ class NewMessageLine(NewMessage):
     """A line of a batch: a message to accept, and its own idempotency key."""
 
     idempotency_key: str | None = None
-
-
-class MessageChange(_In):
-    """Another body for a scheduled message, or a template that is rendered now."""
-
-    body: Json | None = None
-    template: str | None = None
-    data: Json | None = None
-
-
-class NewTime(_In):
-    """Another time for a scheduled message. The fields are those of `Dispatcher.reschedule`."""
-
-    send_at: str | None = None
-    send_in_seconds: Seconds | None = None
-    zone: str | None = None
-    set_zone: str | None = None
-    fold: Fold | None = None
-    on_conflict: OnConflict = "reject"
-    latest: str | None = None
-    expires_at: str | None = None
-    expire_after_seconds: Seconds | None = None
-
-    def fields(self) -> dict[str, Any]:
-        return _as_lengths(self.model_dump())
 
 
 class Retry(_In):

@@ -46,20 +46,15 @@ BESIDE, LINE = 4, 14
 _DOT = 14
 """Bookings that lie nearer to each other are drawn as one mark."""
 _SIZES = {"WIDTH": WIDTH, "LEFT": LEFT, "LANE": LANE, "BESIDE": BESIDE, "LINE": LINE}
-_HOUR, _DAY = timedelta(hours=1), timedelta(days=1)
-_MOST_ROWS = 120
-"""Rows of the table."""
-_MOST_IN_THE_WAY = 10
+_MINUTE, _HOUR, _DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+_MOST_ROWS, _MOST_IN_THE_WAY, _MOST_REFUSALS, _MOST_OPT_OUTS = 120, 10, 10, 1_000
+"""Rows of the table, messages, refusals and opt-outs that are shown."""
 _MOST_COPIED = 20_000
 """Most bookings of a window that a question copies: then it takes some tens of ms."""
 _BEFORE = timedelta(hours=2)
 """How long before the time of a question the calendar begins, at least."""
 _MOST_NOTED = 200
 """Noted refusals that are looked through for one of a past time."""
-_MOST_REFUSALS = 10
-"""Noted refusals that are listed."""
-_MOST_OPT_OUTS = 1_000
-_MINUTE = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, kw_only=True)

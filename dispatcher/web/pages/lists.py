@@ -28,11 +28,9 @@ from dispatcher.web.access import Right
 from dispatcher.web.pages.site import PageRoute, Visit
 from dispatcher.web.problems import Refused
 
-_A_DAY = timedelta(days=1)
-WIDTH = 960
-LOAD_HEIGHT = 96
-BARS = 96
-_MOST_MINUTES = 60
+WIDTH, LOAD_HEIGHT, BARS = 960, 96, 96
+_MOST_MINUTES, _MOST_RANKED, _MOST_REFUSALS, _MOST_ROWS = 60, 20, 20, 200
+"""Minutes of a load, entries of a ranking, refusals, opt-outs or pauses that are listed."""
 STATUSES = (Status.SCHEDULED, Status.SENDING, Status.HELD, Status.SENT, Status.FAILED,
             Status.EXPIRED, Status.CANCELLED)  # fmt: skip
 
@@ -40,7 +38,7 @@ STATUSES = (Status.SCHEDULED, Status.SENDING, Status.HELD, Status.SENT, Status.F
 def overview(visit: Visit) -> Response:
     found = hours = None
     if not visit.caller.is_bound:
-        found = visit.cached("overview", partial(visit.dispatcher.status, since=_A_DAY))
+        found = visit.cached("overview", partial(visit.dispatcher.status, since=LOADS["day"]))
         # The page is worth more than this picture.
         with contextlib.suppress(StoreUnavailable, Refused):
             hours = visit.cached("last day", visit.parts.overviews.figures.last_day)
@@ -61,11 +59,7 @@ LOADS = {"day": timedelta(days=1), "week": timedelta(days=7)}
 """How far the load to come is shown, by name."""
 RANKED = {"hour": timedelta(hours=1), **LOADS}
 """How far what is due is ranked, by name."""
-_MOST_RANKED = 20
-_LAST = 20
 _SINCE = {"1": "hour", "24": "day", "168": "week"}
-_MOST = 200
-"""How many opt-outs or pauses are listed."""
 _LONGEST_REASON = 200
 
 
@@ -107,7 +101,9 @@ def refusals(visit: Visit) -> Response:
     found, error, status = None, None, 200
     try:
         length = timedelta(hours=int(since))
-        found = visit.dispatcher.refusals(since=length, quota=given.get("quota"), last=_LAST)
+        found = visit.dispatcher.refusals(
+            since=length, quota=given.get("quota"), last=_MOST_REFUSALS
+        )
     except (InvalidValue, ReservationsUnavailable) as refused:
         error, status = visit.error_text(refused), status_of(refused)
     return visit.show("refusals.html", status, found=found, error=error, since=since,
@@ -116,8 +112,8 @@ def refusals(visit: Visit) -> Response:
 
 def suppressions(visit: Visit) -> Response:
     recipient = visit.query.get("recipient")
-    found = list(islice(visit.dispatcher.suppressed(recipient), _MOST))
-    return visit.show("suppressions.html", found=found, recipient=recipient, most=_MOST)
+    found = list(islice(visit.dispatcher.suppressed(recipient), _MOST_ROWS))
+    return visit.show("suppressions.html", found=found, recipient=recipient, most=_MOST_ROWS)
 
 
 def suppress(visit: Visit) -> Response:
@@ -157,7 +153,7 @@ def _note_recipient(visit: Visit, verb: str, recipient: str, channel: str | None
 def pauses(visit: Visit) -> Response:
     found = visit.parts.pause_list.in_force()
     kinds = (PAUSED_CHANNEL, PAUSED_RECIPIENT, PAUSED_CAMPAIGN, *visit.site.settings.scopes)
-    return visit.show("pauses.html", found=found[:_MOST], many=len(found), kinds=kinds,
+    return visit.show("pauses.html", found=found[:_MOST_ROWS], many=len(found), kinds=kinds,
                       longest=_LONGEST_REASON)  # fmt: skip
 
 
