@@ -31,7 +31,7 @@ from dispatcher.limiters import (
 )
 from tests.support.clock import MovableClock
 from tests.support.doubles import at_once
-from tests.support.limiters import ALL, COUNTED, MINUTE, MS, Ways, taken
+from tests.support.limiters import ALL, COUNTED, MINUTE, MS, Clocked, Ways, taken
 
 THREADS = 100
 DAY = timedelta(days=1)
@@ -40,17 +40,6 @@ every = pytest.mark.parametrize("make", ALL.values(), ids=ALL)
 counted = pytest.mark.parametrize("make", COUNTED.values(), ids=COUNTED)
 Make = Callable[[int], Algorithm]
 MakeLength = Callable[[int, timedelta], Algorithm]
-
-
-class ResettingClock(MovableClock):
-    """Lets something happen while somebody sleeps."""
-
-    meanwhile: Callable[[], object] | None = None
-
-    def sleep(self, seconds: float) -> None:
-        super().sleep(seconds)
-        if self.meanwhile is not None:
-            self.meanwhile()
 
 
 def everything(client: redis.Redis) -> dict[bytes, bytes | None]:
@@ -169,7 +158,7 @@ def test_a_name_keeps_its_count_when_the_limit_is_raised(
 
 @every
 def test_waiting_ends_when_a_permit_is_free(make: Make, redis_client: redis.Redis) -> None:
-    clock = ResettingClock()
+    clock = MovableClock()
     limiter = make(1).on(redis_client, clock=clock)
     limiter.acquire("ada")
     gave_up = limiter.acquire("ada", wait=True, timeout=0.05)
@@ -188,6 +177,53 @@ def test_waiting_is_real(way: str, ways: Callable[..., Ways]) -> None:
     second = limiter.acquire("ada", wait=True, timeout=10)
     assert second.allowed
     assert second.reset_at - first.reset_at >= 150 * MS
+
+
+SPACING = 0.1
+EVEN = [GCRA(10, "second"), SlidingList(1, 100 * MS)]
+
+
+def sleeps(
+    limit: Algorithm, moved: Clocked, *, quicker: int, timeout: float | None = None
+) -> list[float]:
+    """Return how long a caller sleeps where others are quicker so many times."""
+    others, clock, turns = limit.on(moved), MovableClock(), iter(range(quicker))
+    others.acquire_up_to("ada", 9_999)
+
+    def meanwhile() -> None:
+        moved.advance(timedelta(seconds=clock.sleeps[-1]) + 50 * MS)
+        if next(turns, None) is not None:
+            others.acquire_up_to("ada", 9_999)
+
+    clock.meanwhile = meanwhile
+    decision = limit.on(moved, clock=clock).acquire("ada", wait=True, timeout=timeout)
+    assert decision.allowed == (timeout is None)
+    moved.advance(2 * MINUTE)
+    return clock.sleeps
+
+
+@pytest.mark.parametrize("limit", EVEN, ids=str)
+def test_the_first_wait_is_as_told_and_further_ones_spread_over_the_spacing(
+    limit: Algorithm, moved: Clocked
+) -> None:
+    assert sleeps(limit, moved, quicker=0) == [SPACING]
+    waits = [wait for _ in range(8) for wait in sleeps(limit, moved, quicker=2)[1:]]
+    assert len(waits) == 16
+    assert all(SPACING <= wait <= 2 * SPACING for wait in waits)
+    assert len(set(waits)) > 8
+    assert max(waits) - min(waits) > SPACING / 4
+
+
+def test_waits_for_windows_of_a_calendar_spread_as_well(moved: Clocked) -> None:
+    _, again = sleeps(FixedWindow(600, "minute", align="UTC"), moved, quicker=1)
+    assert 60 - 0.1 <= again <= 60 + SPACING
+
+
+def test_no_wait_exceeds_its_timeout(moved: Clocked) -> None:
+    for _ in range(8):
+        waits = sleeps(EVEN[0], moved, quicker=99, timeout=0.35)
+        assert sum(waits) <= 0.35 + 1e-5, "the clock of the test goes by microseconds"
+        assert len(waits) >= 2
 
 
 def test_a_refusal_names_every_limit_that_refused(redis_client: redis.Redis) -> None:
