@@ -176,7 +176,7 @@ def compare(pairs: int) -> None:
             wall, cpu = [0.0, 0.0], [0.0, 0.0]
             for turn in range(2 * BLOCK // GROUP):
                 which = (turn + turn // 2) % 2  # each is as often before as behind the other
-                vars(parts.delivery)["_send_logs"] = logs[which]
+                vars(parts.delivery)["send_logs"] = logs[which]
                 group = [ids.pop() for _ in range(GROUP)]
                 began, used_before = time.perf_counter(), time.process_time()
                 if parts.delivery.deliver(group) != GROUP:

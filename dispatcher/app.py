@@ -17,7 +17,7 @@ from sqlalchemy import false, or_
 
 from dispatcher.celery.configuration import create_app
 from dispatcher.celery.queue import BrokerProbe, Queue, check_url
-from dispatcher.delivery import Delivery, GroupQueue, Shared, StopFlag
+from dispatcher.delivery import Delivery, GroupQueue, StopFlag
 from dispatcher.delivery.reconciler import MARKER_SPARE, Reconciler
 from dispatcher.delivery.send_log import SendLogs
 from dispatcher.delivery.sweep import Sweep, Ticks
@@ -349,7 +349,7 @@ class App:
         kept_back=lambda app: or_(app.to_expire, app.paused),
     )
     store_maintenance = wired(StoreMaintenance)
-    delivery = wired(Delivery, shared=lambda app: app.make(Shared))
+    delivery = wired(Delivery)
     group_queue = wired(GroupQueue, at_once=lambda app: app.settings.groups_at_once)
     ticks = wired(Ticks)
     sweep = wired(Sweep, store=lambda app: app.store_maintenance)

@@ -1,4 +1,4 @@
-"""A group of claims: ask for permits, send, record, renew claims, put back what was not sent."""
+"""Deliver: claim a group, ask for permits, send, record, put back what was not sent."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from mmap import mmap
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from dispatcher.celery.queue import Queue, Ticket
-from dispatcher.delivery.send_log import ClaimLog
+from dispatcher.celery.queue import EARLY, Queue, Ticket
+from dispatcher.delivery.send_log import ClaimLog, SendLogs
+from dispatcher.delivery.sender_pool import NO_WAIT, Destinations, SenderPool
+from dispatcher.delivery.task import RECORD_EVERY_SECONDS, LastingSends
 from dispatcher.errors import (
     InvalidValue,
     LimitersUnavailable,
@@ -35,17 +38,16 @@ from dispatcher.times.clock import Clock
 from dispatcher.times.quiet_hours import read_hours
 from dispatcher.times.send_time import from_ms, to_ms
 from dispatcher.times.zones import known_zone
+from dispatcher.transports import Transport
 
 if TYPE_CHECKING:
-    from dispatcher.delivery.sender_pool import SenderPool
     from dispatcher.telemetry.spans import Spans
-    from dispatcher.transports import Transport
 
 log = logging.getLogger(__name__)
 
 StopFlag = bytearray | mmap
-NO_WAIT = timedelta(0)
-RECORD_EVERY_SECONDS = 0.05
+_LONGEST_EARLY = timedelta(seconds=1)
+"""Longest wait for its instant that a worker spends holding a message."""
 _RECORD_AGAIN_SECONDS = 0.2
 _RECORD_FOR_SECONDS = 120.0
 """How long at least to try to record outcomes while the store is away."""
@@ -58,13 +60,18 @@ _LIMITERS_PAUSE = timedelta(seconds=1)
 _LONGEST_WAIT = timedelta(days=366)
 _IN_TIME = 0.5
 """Share of the timeout after which a send that failed had no answer in time."""
-LONGEST_CLAIM_SECONDS = 600.0
+_LONGEST_CLAIM_SECONDS = 600.0
 """After this time the claim of a send that does not end is not renewed: its message is rescued."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Shared:
-    """What a process shares. ``jitter`` gives random numbers from 0 to 1, for waits."""
+@dataclass(kw_only=True)
+class Delivery:
+    """Claims, acquires permits, sends and records.
+
+    A claim makes repeated tasks harmless, a permit guards the limits, the rest of the claim is
+    checked right before each send, and the record is guarded by the claim's token. No send begins
+    once the byte of ``stop_flag`` is set. ``jitter`` gives random numbers from 0 to 1, for waits.
+    """
 
     settings: Settings
     clock: Clock
@@ -72,13 +79,100 @@ class Shared:
     permits: Permits
     queue: Queue
     journal: Journal
+    transports: Mapping[str, Transport]
+    send_logs: SendLogs
     spans: Spans | None = None
     jitter: Callable[[], float] = random.random
     stop_flag: StopFlag = field(default_factory=lambda: bytearray(1))
 
-    @property
-    def is_stopping(self) -> bool:
-        return self.stop_flag[0] != 0
+    def __post_init__(self) -> None:
+        self.pools = {name: self._pool(name, each) for name, each in self.transports.items()}
+        # Groups are due within coalesce; the task of one comes a little before the first.
+        self._ahead = self.settings.coalesce + 2 * EARLY
+        self._lasting = LastingSends()
+
+    def deliver(self, message_ids: Sequence[UUID], *, to_the_end: bool = True) -> int:
+        """Deliver what is due of these messages; return how many were sent with success.
+
+        When it returns, every send has ended. Without ``to_the_end`` it returns once each send has
+        begun or its message is put back; sends that last are recorded later. Messages that are not
+        scheduled any more are skipped: their task was a repeat. What a stop kept from being claimed
+        is enqueued by the next sweep. Raises StoreUnavailable when nothing can be claimed.
+        """
+        sent, ids = 0, list(message_ids)
+        while ids and not self.stop_flag[0]:
+            claimed_at = self.clock.monotonic()
+            send_log = self.send_logs.open(ids)
+            try:
+                claims = self.claims.claim(ids, ahead=self._ahead, mark=send_log.mark)
+                fault("deliver.after_claim")
+            except BaseException:
+                send_log.is_kept = True
+                send_log.close()
+                raise
+            group = Group(self, claims, claimed_at=claimed_at, send_log=send_log)
+            self._lead(group, to_the_end=to_the_end)
+            sent += group.sent
+            ids = self._wait_for_early(ids, claims) if len(claims) < len(ids) else []
+        if ids:
+            self.claims.enqueue_when_due(ids)
+        return sent
+
+    def finish(self, timeout: float = _LONGEST_CLAIM_SECONDS) -> bool:
+        """Wait for the sends that no task waits for; return whether all have ended."""
+        return self._lasting.none.wait(timeout)
+
+    def close(self) -> None:
+        for pool in self.pools.values():
+            pool.close()
+
+    def _lead(self, group: Group, *, to_the_end: bool) -> None:
+        try:
+            group.put_unfit_back()
+            while group.step():
+                if not to_the_end and group.has_lasting_sends() and self._lasting.take(group):
+                    return
+                group.pause()
+        except BaseException as error:  # noqa: BLE001 - raised once all is recorded
+            group.fail(error)
+            while group.step():
+                group.pause()
+        if group.error:
+            raise group.error
+
+    def _wait_for_early(self, message_ids: Sequence[UUID], claims: Sequence[Claim]) -> list[UUID]:
+        claimed = {claim.message.id for claim in claims}
+        unclaimed = self.claims.unclaimed([id_ for id_ in message_ids if id_ not in claimed])
+        self.journal.tell_all(Transition.EXPIRED, unclaimed.expired)
+        self.journal.tell_all(Transition.CANCELLED, unclaimed.cancelled)
+        soon = {id_: wait for id_, wait in unclaimed.waits.items() if wait <= _LONGEST_EARLY}
+        if len(soon) < len(unclaimed.waits):
+            self.claims.enqueue_when_due([id_ for id_ in unclaimed.waits if id_ not in soon])
+        if soon:
+            pause = min(max(soon.values()) - self._ahead, min(soon.values()) - EARLY)
+            # A message that is due already and was not claimed is paused. The least wait keeps
+            # this loop from asking without a break until the message is resumed.
+            self.clock.sleep(max(EARLY, pause).total_seconds())
+        return list(soon)
+
+    def _pool(self, name: str, transport: Transport) -> SenderPool:
+        """Where the transport names destinations, one leaves a quarter of the senders to others."""
+        channel = self.settings.channels[name]
+        name_of = getattr(transport, "destination", None)
+        destinations = None
+        if callable(name_of):
+            for_others = max(1, channel.senders // 4) if channel.senders > 1 else 0
+            destinations = Destinations(
+                name_of,
+                share=channel.senders - for_others,
+                timeout=self.settings.transport_timeout.total_seconds(),
+                longest=channel.backoff_longest,
+                clock=self.clock,
+            )
+        send = partial(Group.send, transport=transport)
+        return SenderPool(
+            f"send {name}", send, self.clock, most=channel.senders, destinations=destinations
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +185,7 @@ class EndedSend:
     in_time: bool
 
 
-Report = EndedSend | timedelta | BaseException
+Report = EndedSend | timedelta | None
 """What came of a claim that a sender took: its send ended; it was not sent, and comes back after
 that time; or its send ended in what no transport should raise, and its outcome is unknown."""
 
@@ -99,33 +193,26 @@ that time; or its send ended in what no transport should raise, and its outcome 
 class Group:
     """Messages that were claimed together, until each is recorded or put back.
 
-    One thread at a time leads it: the task's, then that of :class:`LastingSends`. The senders of
-    ``pools``, by channel, :meth:`send` the claims that they take. Times are of the monotonic clock.
+    One thread at a time leads it: the task's, then that of :class:`LastingSends`. Senders
+    :meth:`send` the claims that they take. Times are of the monotonic clock.
     """
 
     def __init__(
-        self,
-        shared: Shared,
-        pools: Mapping[str, SenderPool],
-        claims: Sequence[Claim],
-        *,
-        claimed_at: float,
-        send_log: ClaimLog,
+        self, delivery: Delivery, claims: Sequence[Claim], *, claimed_at: float, send_log: ClaimLog
     ) -> None:
-        self._shared = shared
-        self._pools = pools
-        self._ttl = shared.settings.claim_ttl.total_seconds()
-        self._timeout = shared.settings.transport_timeout.total_seconds()
+        self._delivery = delivery
+        self._ttl = delivery.settings.claim_ttl.total_seconds()
+        self._timeout = delivery.settings.transport_timeout.total_seconds()
         self.sent = 0
         self.error: BaseException | None = None
-        self.claimed_at = claimed_at
-        self.received_at = shared.clock.monotonic()
+        self._claimed_at = claimed_at
+        self._received_at = delivery.clock.monotonic()
         self._ends_at = claimed_at + self._ttl
         self._send_log = send_log
         self._waiting = list(claims)
         """The claims without a permit yet."""
-        self._ask_at = self.received_at
-        self._ask_until = self.received_at + _LONGEST_ASKING_SECONDS
+        self._ask_at = self._received_at
+        self._ask_until = self._received_at + _LONGEST_ASKING_SECONDS
         self._sending: dict[UUID, Claim] = {}
         """Those that the senders have, with a permit, and have not reported."""
         self._begun: set[UUID] = set()
@@ -152,20 +239,19 @@ class Group:
         Return whether its destination answered in time, None where nothing was sent. After anything
         but an ``Exception`` of the transport no other message of the group is sent.
         """
-        report: Report
+        report: Report = None
         try:
             report = self._try_send(claim, transport)
         except BaseException as error:  # noqa: BLE001 - the thread that leads the group raises it
-            report = error
             self.error = self.error or error
-            self._send_log.keep()
+            self._send_log.is_kept = True
         self._reports.append((claim, report))
         if len(self._reports) >= len(self._sending):
             self._all_reported.set()
         return report.in_time if isinstance(report, EndedSend) else None
 
     def _try_send(self, claim: Claim, transport: Transport) -> EndedSend | timedelta:
-        clock = self._shared.clock
+        clock = self._delivery.clock
         fault("deliver.before_send")
         wait = self._refusal(claim, clock.monotonic())
         if wait is not None:
@@ -182,22 +268,22 @@ class Group:
         fault("deliver.after_send")
         # Counted at its end: a send is never later than that, so never counted too early.
         ended_at = clock.monotonic()
-        late_by = now - self.received_at + claim.late_by
+        late_by = now - self._received_at + claim.late_by
         in_time = isinstance(record, Success) or ended_at - now < self._timeout * _IN_TIME
         return EndedSend(record, ended_at, late_by, in_time)
 
     def _refusal(self, claim: Claim, now: float) -> timedelta | None:
         """Return when a message that must not be sent comes back; None for one that may be sent."""
-        is_over = self.error is not None or self._shared.is_stopping
+        is_over = self.error is not None or self._delivery.stop_flag[0]
         if is_over or claim.message.id in self._lost or self._ends_at - now < self._timeout:
             return NO_WAIT
-        if claim.expires_in is not None and now - self.claimed_at >= claim.expires_in:
+        if claim.expires_in is not None and now - self._claimed_at >= claim.expires_in:
             return NO_WAIT
         closed_for = self._closed_until.get(claim.message.channel, now) - now
         return timedelta(seconds=closed_for) if closed_for > 0 else None
 
     def _call(self, transport: Transport, claim: Claim) -> Success | Failure:
-        spans = self._shared.spans
+        spans = self._delivery.spans
         record: Success | Failure
         with nullcontext() if spans is None else spans.delivering(claim.message) as came_to:
             try:
@@ -234,21 +320,21 @@ class Group:
                 )  # fmt: skip
         wait = None
         if message.attempt_count < message.max_attempts or not counts:
-            channel = self._shared.settings.channels[message.channel]
+            channel = self._delivery.settings.channels[message.channel]
             wait = asked + backoff(
                 message.attempt_count,
                 base=channel.backoff_base,
                 longest=channel.backoff_longest,
-                jitter=self._shared.jitter(),
+                jitter=self._delivery.jitter(),
             )
         return Failure(claim, outcome, text, wait, kind, counts)
 
     def _close(self, channel: str, wait: timedelta) -> None:
-        until = self._shared.clock.monotonic() + wait.total_seconds()
+        until = self._delivery.clock.monotonic() + wait.total_seconds()
         with self._lock:  # the later end holds
             self._closed_until[channel] = max(until, self._closed_until.get(channel, until))
         try:
-            self._shared.permits.close(channel, wait)
+            self._delivery.permits.close(channel, wait)
         except LimitersUnavailable as error:
             log.warning("could not close channel %s to other workers: %s", channel, error)
 
@@ -260,9 +346,9 @@ class Group:
         quiet: list[tuple[Claim, timedelta]] = []
         unknown: list[tuple[Claim, timedelta]] = []
         for claim in self._waiting:
-            if claim.message.channel not in self._pools:
-                unknown.append((claim, self._shared.settings.claim_ttl))
-            elif wait := _quiet_wait(claim, self._shared.settings):
+            if claim.message.channel not in self._delivery.pools:
+                unknown.append((claim, self._delivery.settings.claim_ttl))
+            elif wait := _quiet_wait(claim, self._delivery.settings):
                 quiet.append((claim, wait))
             else:
                 fit.append(claim)
@@ -274,7 +360,7 @@ class Group:
             )  # fmt: skip
             self.put_back(unknown)
         if quiet:
-            self.snooze(quiet)
+            self._snooze(quiet)
 
     def step(self) -> bool:
         """Do what is due now; return whether more will be.
@@ -286,10 +372,10 @@ class Group:
             self._ask()
             self._collect()
             self._withdraw(only_silent=True)
-            if (self.error or self._shared.is_stopping) and not self._is_broken_off:
+            if (self.error or self._delivery.stop_flag[0]) and not self._is_broken_off:
                 self._break_off()
             self._renew()
-            if self._ends_at - self._shared.clock.monotonic() < self._timeout:
+            if self._ends_at - self._delivery.clock.monotonic() < self._timeout:
                 # No sender can begin it any more, and rescued its outcome would be unknown.
                 self._withdraw()
         except BaseException as error:  # noqa: BLE001 - kept in self.error, or raised at once
@@ -300,7 +386,7 @@ class Group:
         return goes_on
 
     def pause(self) -> None:
-        clock = self._shared.clock
+        clock = self._delivery.clock
         left = max(0.0, self._ask_at - clock.monotonic())
         if self._sending:
             longest = RECORD_EVERY_SECONDS
@@ -312,7 +398,7 @@ class Group:
             clock.sleep(_RECORD_AGAIN_SECONDS)
 
     def has_lasting_sends(self) -> bool:
-        now = self._shared.clock.monotonic()
+        now = self._delivery.clock.monotonic()
         if self._waiting or not self._sending or not self._sending.keys() <= self._begun:
             self._all_begun_at = now
         return now - self._all_begun_at >= _LASTING_AFTER_SECONDS
@@ -322,7 +408,7 @@ class Group:
         if self._is_broken_off:
             raise error
         self.error = self.error or error
-        self._send_log.keep()
+        self._send_log.is_kept = True
         self._break_off()
 
     def put_back(
@@ -334,42 +420,42 @@ class Group:
         allows. Return whether the store has put them back; else ``rescue`` does, by the send log.
         Permits are given back also where none was granted: a rebuild may have restored some.
         """
-        shared = self._shared
-        is_stored = True
+        delivery, is_stored = self._delivery, True
         try:
-            lead = -shared.settings.horizon if enqueue_in is None else enqueue_in
-            shared.claims.put_back(unsent, enqueue_in=lead)
+            lead = -delivery.settings.horizon if enqueue_in is None else enqueue_in
+            delivery.claims.put_back(unsent, enqueue_in=lead)
         except StoreUnavailable as error:
             log.warning(
                 "could not put back %d messages, they will be rescued: %s", len(unsent), error
             )
-            self._send_log.keep()
+            self._send_log.is_kept = True
             is_stored = False
         fault("put_back.after_row")
-        give_back(shared.permits, [permit_of(claim) for claim, _ in unsent])
+        give_back(delivery.permits, [permit_of(claim) for claim, _ in unsent])
         return is_stored
 
-    def snooze(self, refused: Sequence[tuple[Claim, timedelta]]) -> None:
-        shared = self._shared
-        limit, grace = shared.settings.sweep_interval * 2, shared.settings.enqueue_grace
+    def _snooze(self, refused: Sequence[tuple[Claim, timedelta]]) -> None:
+        """Put messages back that come again, and enqueue those that do so soon."""
+        delivery = self._delivery
+        limit, grace = delivery.settings.sweep_interval * 2, delivery.settings.enqueue_grace
         soon = [(claim, wait) for claim, wait in refused if wait <= limit]
         later = [(claim, wait) for claim, wait in refused if wait > limit]
         for unsent, enqueue_in in ((later, None), (soon, grace)):
             if not unsent or not self.put_back(unsent, enqueue_in=enqueue_in):
                 continue
             for claim, wait in unsent:
-                shared.journal.tell(Transition.SNOOZED, claim.message, wait_seconds=wait)
+                delivery.journal.tell(Transition.SNOOZED, claim.message, wait_seconds=wait)
             if unsent is soon:
                 self._enqueue(soon)
 
     def _ask(self) -> None:
-        shared, claims = self._shared, self._waiting
-        now = shared.clock.monotonic()
-        if not claims or shared.is_stopping or now < self._ask_at:
+        delivery, claims = self._delivery, self._waiting
+        now = delivery.clock.monotonic()
+        if not claims or delivery.stop_flag[0] or now < self._ask_at:
             return
         time_left = timedelta(seconds=max(0.0, self._ends_at - now))
         try:
-            answers = shared.permits.acquire([*map(permit_of, claims)], within=time_left)
+            answers = delivery.permits.acquire([*map(permit_of, claims)], within=time_left)
         except LimitersUnavailable as error:
             log.warning(
                 "no permits for %d messages, tried again in a second: %s", len(claims), error
@@ -389,16 +475,16 @@ class Group:
                 refused.append((claim, answer.retry_after))
         self._send(permitted)
         if refused:
-            self.snooze(refused)
+            self._snooze(refused)
 
     def _send(self, permitted: Sequence[Claim]) -> None:
         self._sending |= {claim.message.id: claim for claim in permitted}
         channels = defaultdict(list)
         for claim in permitted:
-            due_at = self.received_at + claim.due_in
+            due_at = self._received_at + claim.due_in
             channels[claim.message.channel].append((due_at, claim))
         for name, claims in channels.items():
-            self._pools[name].add(self, claims)
+            self._delivery.pools[name].add(self, claims)
 
     def _put_waiting_back(self, wait: timedelta = NO_WAIT) -> None:
         waiting, self._waiting = self._waiting, []
@@ -420,10 +506,10 @@ class Group:
                 unsent.append((claim, report))
         if unsent:
             self.put_back(unsent)
-        now = self._shared.clock.monotonic()
+        now = self._delivery.clock.monotonic()
         if has_ended:
             # While the store is away no rescue ends these claims, and the token guards the record.
-            patience = 0.0 if self._shared.is_stopping else _RECORD_FOR_SECONDS
+            patience = 0.0 if self._delivery.stop_flag[0] else _RECORD_FOR_SECONDS
             self._record_until = max(self._ends_at, now + patience)
         is_time = now >= self._record_at
         is_last = not self._sending and not self._is_store_away
@@ -432,7 +518,7 @@ class Group:
             self._is_store_away = bool(self._ended)
             # The thread does not wait for the store: it may have other groups.
             pause = _RECORD_AGAIN_SECONDS if self._is_store_away else RECORD_EVERY_SECONDS
-            self._record_at = self._shared.clock.monotonic() + pause
+            self._record_at = self._delivery.clock.monotonic() + pause
 
     def _break_off(self) -> None:
         self._is_broken_off = True
@@ -441,7 +527,7 @@ class Group:
 
     def _withdraw(self, *, only_silent: bool = False) -> None:
         for name in {claim.message.channel for claim in self._sending.values()}:
-            unsent = self._pools[name].withdraw(self, only_silent=only_silent)
+            unsent = self._delivery.pools[name].withdraw(self, only_silent=only_silent)
             for claim, _ in unsent:
                 del self._sending[claim.message.id]
             if unsent:
@@ -449,22 +535,22 @@ class Group:
 
     def _renew(self) -> None:
         """Renew the claims when half of their time is over, or no send could begin any more."""
-        now = self._shared.clock.monotonic()
+        now = self._delivery.clock.monotonic()
         left = self._ends_at - now
         is_time = 0 < left < max(self._ttl / 2, self._timeout + _RENEW_AGAIN_SECONDS)
-        too_long = now - self.claimed_at > LONGEST_CLAIM_SECONDS
+        too_long = now - self._claimed_at > _LONGEST_CLAIM_SECONDS
         if not self._sending or not is_time or too_long or now < self._renew_at:
             return
         held = [*self._sending.values(), *self._waiting]
         try:
             # Permits first: nothing may be sent later than they count. Messages that wait have
             # none, or one that a rebuild has restored and no limit has judged.
-            usable_for = self._shared.settings.claim_ttl
-            self._shared.permits.settle(
+            usable_for = self._delivery.settings.claim_ttl
+            self._delivery.permits.settle(
                 [(permit_of(claim), -usable_for) for claim in self._sending.values()]
             )
             fault("renew.after_permits")
-            ours = self._shared.claims.renew(held)
+            ours = self._delivery.claims.renew(held)
             fault("renew.after_claims")
         except (LimitersUnavailable, StoreUnavailable) as error:
             log.warning("could not renew %d claims, tried again in a second: %s", len(held), error)
@@ -481,7 +567,7 @@ class Group:
             if error.refused and len(ended) > 1:
                 # One by one: an outcome that the store refuses affects no other.
                 return [left for send in ended for left in self._record([send])]
-            if not error.refused and self._shared.clock.monotonic() <= self._record_until:
+            if not error.refused and self._delivery.clock.monotonic() <= self._record_until:
                 return ended
             if len(ended) == 1 and (plainer := _with_plainer_text(ended[0])) is not None:
                 log.warning(
@@ -494,7 +580,7 @@ class Group:
         attempts = [
             (send.record.claim.message, send.record.outcome.value, send.late_by) for send in ended
         ]
-        self._shared.journal.count(lambda meter: meter.attempted(attempts))
+        self._delivery.journal.count(lambda meter: meter.attempted(attempts))
         fault("deliver.after_record")
         self._settle_permits(ended)
         return []
@@ -503,9 +589,9 @@ class Group:
         records = [send.record for send in ended]
         successes = [record for record in records if isinstance(record, Success)]
         failures = [record for record in records if isinstance(record, Failure)]
-        enqueue_in = -self._shared.settings.horizon
-        expired = self._shared.claims.record(successes, failures, enqueue_in=enqueue_in)
-        tell = self._shared.journal.tell
+        enqueue_in = -self._delivery.settings.horizon
+        expired = self._delivery.claims.record(successes, failures, enqueue_in=enqueue_in)
+        tell = self._delivery.journal.tell
         for success in successes:
             message = success.claim.message
             tell(Transition.SENT, message, attempt=message.attempt_count)
@@ -522,23 +608,23 @@ class Group:
                 tell(Transition.RETRIED, message, **facts, wait_seconds=failure.wait)
 
     def _settle_permits(self, ended: Sequence[EndedSend]) -> None:
-        now = self._shared.clock.monotonic()
+        now = self._delivery.clock.monotonic()
         used = [(permit_of(send.record.claim), timedelta(seconds=now - send.at)) for send in ended]
         try:
-            self._shared.permits.settle(used)
+            self._delivery.permits.settle(used)
         except LimitersUnavailable as error:
             log.warning(
                 "could not settle %d permits, they stay counted for longer: %s", len(used), error
             )
 
     def _enqueue(self, snoozed: Sequence[tuple[Claim, timedelta]]) -> None:
-        now = self._shared.clock.now()
+        now = self._delivery.clock.now()
         tickets = [
             Ticket(claim.message.id, claim.message.channel, now + wait, is_first=False)
             for claim, wait in snoozed
         ]
         try:
-            self._shared.queue.enqueue(tickets)
+            self._delivery.queue.enqueue(tickets)
         except QueueUnavailable as error:
             log.warning("could not enqueue %d messages, enqueue_due will: %s", len(snoozed), error)
 

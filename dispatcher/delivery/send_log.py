@@ -29,52 +29,48 @@ _LEFT = "left"
 """The last line of a log that a living process leaves to rescue."""
 
 
+@dataclass(slots=True)
 class ClaimLog:
     """The file of one claim, named by its ``mark``. Without a ``descriptor`` it notes nothing."""
 
-    def __init__(self, mark: UUID, path: Path | None = None, descriptor: int | None = None) -> None:
-        self.mark = mark
-        self._path = path or Path()
-        self._descriptor = descriptor
-        self._is_closed = self._is_kept = False
+    mark: UUID
+    path: Path = Path()
+    descriptor: int | None = None
+    is_kept: bool = False
+    """Whether :meth:`close` leaves the file to rescue: the store may still have the claim."""
 
     def write(self, line: str) -> bool:
         """Write a line; return False where a part of it may be missing."""
-        if self._descriptor is None:
+        if self.descriptor is None:
             return True
         data = line.encode() + b"\n"
         problem: str | None = "only a part was written"
         try:
-            if os.write(self._descriptor, data) == len(data):
+            if os.write(self.descriptor, data) == len(data):
                 return True
         except OSError as error:
             problem = error.strerror
         log.warning(
             "could not write to the send log %s: %s; without it all messages of the claim have an "
-            "unknown outcome if the worker is killed", self._path, problem,
+            "unknown outcome if the worker is killed", self.path, problem,
         )  # fmt: skip
         return False
 
     def begin(self, message_id: UUID) -> bool:
         """Note that a send begins; return False where it must not begin."""
         # Without a note the file must go: then it proves nothing, and the send may begin.
-        return not self._is_closed and (self.write(message_id.hex) or _delete(self._path))
-
-    def keep(self) -> None:
-        """Let :meth:`close` leave the file to rescue: the store may still have the claim."""
-        self._is_kept = True
+        return self.write(message_id.hex) or _delete(self.path)
 
     def close(self) -> None:
-        """Let no further send begin; delete the file or leave it."""
-        self._is_closed = True
-        descriptor = self._descriptor
+        """Delete the file or leave it, once no further send begins."""
+        descriptor = self.descriptor
         if descriptor is None:
             return
-        if self._is_kept and self.write(_LEFT):
+        if self.is_kept and self.write(_LEFT):
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child of this process may have the file, too
         else:
-            _delete(self._path)  # while it is locked, so that no rescue reads it
-        self._descriptor = None
+            _delete(self.path)  # while it is locked, so that no rescue reads it
+        self.descriptor = None
         os.close(descriptor)
 
 

@@ -5,21 +5,25 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections import Counter, defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
+from typing import TYPE_CHECKING
 
-from dispatcher.delivery.group import NO_WAIT, Group
 from dispatcher.message import Message
 from dispatcher.store.claims import Claim
 from dispatcher.times.clock import Clock
 
+if TYPE_CHECKING:
+    from dispatcher.delivery.group import Group
+
 log = logging.getLogger(__name__)
 
+NO_WAIT = timedelta(0)
 _SPACING_SECONDS = 0.000_2
 """How long a called thread waits if others are sending: one of them may be done first."""
 _SOON_SECONDS = 0.005
@@ -32,9 +36,9 @@ _TIMEOUTS_IN_A_ROW = 3
 _APART = 1.25
 """How far apart messages for a silent destination come back, in transport timeouts."""
 _MOST_REMEMBERED = 10_000
-"""Silent destinations that a process remembers of a channel; the oldest is forgotten first."""
+"""Destinations that a process remembers of a channel; an old one is forgotten first."""
 
-Unsent = tuple[float, int, Group, Claim]
+Unsent = tuple[float, int, "Group", Claim]
 """When it may be sent, by the monotonic clock; a number, which keeps those of an instant in order;
 its group, and the claim."""
 
@@ -68,15 +72,15 @@ class SenderPool:
         self._is_closed = False
 
     def add(self, group: Group, claims: Sequence[tuple[float, Claim]]) -> None:
-        """Let the threads send these, none before its instant by the monotonic clock."""
+        """Let the threads send these, none before its instant by the monotonic clock.
+
+        A pool that is closed, or gets no thread from the system, sends them on the caller's.
+        """
         with self._lock:
             for due_at, claim in claims:
                 heappush(self._left, (due_at, next(self._numbers), group, claim))
-            must_start = self._call_thread()
-            is_closed = self._is_closed
-        if is_closed or (must_start and not self._start()):
-            with self._lock:
-                self._wakes_at.append(_ON_ITS_WAY)
+            has_thread = self._call_thread()
+        if not has_thread:
             self._work(None)
 
     def withdraw(self, group: Group, *, only_silent: bool = False) -> list[tuple[Claim, timedelta]]:
@@ -99,58 +103,57 @@ class SenderPool:
             while self._free:
                 self._free.pop().release()
 
-    def _comes_in_time(self) -> bool:
-        """Whether a thread looks at the queue before the next message is due. With the lock."""
-        return bool(self._wakes_at) and min(self._wakes_at) <= self._left[0][0]
+    def _lacks_thread(self) -> bool:
+        """Whether no thread looks at the queue before its next message is due. With the lock."""
+        return bool(self._left) and (not self._wakes_at or min(self._wakes_at) > self._left[0][0])
 
     def _call_thread(self) -> bool:
-        """Wake a free thread, or count a new one, if none comes in time for the next message.
+        """Wake a free thread, or start one, if none comes in time; return False if there is none.
 
-        Return whether a new one is to be started. With the lock.
+        With the lock.
         """
-        if not self._left or self._is_closed or self._comes_in_time():
-            return False
+        if not self._lacks_thread():
+            return True
         if self._free:
-            self._wakes_at.append(_ON_ITS_WAY)
             self._free.pop().release()
+        elif self._is_closed:
             return False
-        if self._threads == self.most:
-            return False
-        self._wakes_at.append(_ON_ITS_WAY)
-        self._threads += 1
-        return True
-
-    def _start(self) -> bool:
-        """Start a thread; return False if the system gives none and the pool has no other one."""
-        name = f"{self.name}-{self._threads}"
-        try:
-            threading.Thread(target=self._serve, name=name, daemon=True).start()
-        except (RuntimeError, MemoryError):
-            with self._lock:
-                self._threads -= 1
-                self._wakes_at.remove(_ON_ITS_WAY)
-                if self._free:  # since then
-                    self._call_thread()
+        elif self._threads == self.most:
+            return True
+        else:
+            name = f"{self.name}-{self._threads + 1}"
+            try:
+                threading.Thread(target=self._serve, name=name, daemon=True).start()
+            except (RuntimeError, MemoryError):
                 return self._threads > 0
+            self._threads += 1
+        self._wakes_at.append(_ON_ITS_WAY)
         return True
 
     def _serve(self) -> None:
         call = threading.Lock()
         call.acquire()
-        while self._work(call):
-            call.acquire()
+        is_free = True
+        while is_free:
+            with self._lock:  # threads that neither wait nor are free are inside a send
+                are_sending = self._threads > len(self._wakes_at) + len(self._free)
+            if are_sending:
+                self.clock.sleep(_SPACING_SECONDS)
+            with self._lock:
+                self._wakes_at.remove(_ON_ITS_WAY)
+            is_free = self._work(call)
+            if is_free:
+                call.acquire()
 
     def _work(self, call: threading.Lock | None) -> bool:
         """Send what is left; return whether the thread is free, and waits for its next call."""
-        with self._lock:  # threads that neither wait nor are free are inside a send
-            are_sending = self._threads > len(self._wakes_at) + len(self._free)
-        if are_sending:
-            self.clock.sleep(_SPACING_SECONDS)
-        with self._lock:
-            self._wakes_at.remove(_ON_ITS_WAY)
+        destinations = self.destinations
         while True:
             with self._lock:
-                if not self._may_take_next():
+                may_take = self._lacks_thread() or (
+                    bool(self._left) and self._left[0][0] - self.clock.monotonic() <= _SOON_SECONDS
+                )
+                if not may_take:
                     is_free = call is not None and not self._is_closed
                     if call is not None and is_free:
                         self._free.append(call)
@@ -163,33 +166,32 @@ class SenderPool:
                 self.clock.sleep(wait)
             with self._lock:
                 self._wakes_at.remove(due_at)
-                must_start = self._call_thread()
-            if must_start:
-                self._start()
-            name = None
-            if self.destinations is not None:
-                name = self.destinations.name(claim.message)
-                with self._lock:
-                    if not self.destinations.admit(name, unsent):
-                        continue
+                self._call_thread()
+            if destinations is None:
+                self.send(group, claim)
+                continue
+            name = destinations.name(claim.message)
+            with self._lock:
+                if not destinations.admit(name, unsent):
+                    continue
             answered = self.send(group, claim)
-            if self.destinations is not None:
-                self._resume(self.destinations, name, claim, answered=answered)
+            with self._lock:
+                for resumed in destinations.leave(name, claim, answered=answered):
+                    heappush(self._left, resumed)
 
-    def _resume(
-        self, destinations: Destinations, name: str | None, claim: Claim, *, answered: bool | None
-    ) -> None:
-        with self._lock:
-            for unsent in destinations.leave(name, claim, answered=answered):
-                heappush(self._left, unsent)
 
-    def _may_take_next(self) -> bool:
-        """Whether the thread that asks takes the next message. With the lock."""
-        if not self._left:
-            return False
-        if not self._comes_in_time():
-            return True
-        return self._left[0][0] - self.clock.monotonic() <= _SOON_SECONDS
+@dataclass(slots=True)
+class _Destination:
+    """``timeouts`` in a row; ``turn`` is when the last message that was put back comes again."""
+
+    busy: int = 0
+    parked: deque[Unsent] = field(default_factory=deque)
+    timeouts: int = 0
+    turn: float = 0.0
+
+    @property
+    def is_silent(self) -> bool:
+        return self.timeouts >= _TIMEOUTS_IN_A_ROW
 
 
 @dataclass(eq=False)
@@ -209,10 +211,7 @@ class Destinations:
     clock: Clock
 
     def __post_init__(self) -> None:
-        self._busy: Counter[str | None] = Counter()
-        self._parked: defaultdict[str | None, deque[Unsent]] = defaultdict(deque)
-        self._timeouts: dict[str, int] = {}
-        self._turns: dict[str, float] = {}
+        self._known: dict[str | None, _Destination] = {}
 
     def name(self, message: Message) -> str | None:
         try:
@@ -227,74 +226,64 @@ class Destinations:
 
     def admit(self, name: str | None, unsent: Unsent) -> bool:
         """Let a sender have a message for this destination; or park it and return False."""
-        if self._busy[name] >= self._most(name):
-            self._parked[name].append(unsent)
+        destination = self._known.setdefault(name, _Destination())
+        if self._room(destination) <= 0:
+            destination.parked.append(unsent)
             return False
-        self._busy[name] += 1
+        destination.busy += 1
         return True
 
-    def leave(self, name: str | None, claim: Claim, *, answered: bool | None) -> Sequence[Unsent]:
+    def leave(self, name: str | None, claim: Claim, *, answered: bool | None) -> list[Unsent]:
         """Note that a sender is free again; return the parked messages that may be sent instead.
 
         ``answered`` is False where the destination did not answer in time, and None where the
         message was not sent.
         """
-        self._busy[name] -= 1
-        if name is not None and answered is not None:
-            self._note(name, claim, answered=answered)
-        parked = self._parked.get(name, ())
-        room = min(len(parked), self._most(name) - self._busy[name])
-        resumed = [self._parked[name].popleft() for _ in range(room)]
-        self._forget_if_idle(name)
+        destination = self._known[name]
+        destination.busy -= 1
+        if answered:
+            destination.timeouts, destination.turn = 0, 0.0
+        elif answered is not None and name is not None:
+            destination.timeouts += 1
+            if destination.timeouts == _TIMEOUTS_IN_A_ROW:
+                log.warning(
+                    "message %s: its destination did not answer %d times in a row; one sender at "
+                    "a time tries it until it does", claim.message.id, _TIMEOUTS_IN_A_ROW,
+                )  # fmt: skip
+        room = min(len(destination.parked), self._room(destination))
+        resumed = [destination.parked.popleft() for _ in range(room)]
+        if not (destination.busy or destination.parked or destination.timeouts):
+            del self._known[name]
+        elif len(self._known) > _MOST_REMEMBERED:
+            self._forget_one()
         return resumed
 
     def withdraw(self, group: Group, *, only_silent: bool) -> list[tuple[Claim, timedelta]]:
         """Return the parked messages of a group, each with its turn, and forget them."""
         unsent: list[tuple[Claim, timedelta]] = []
-        for name in list(self._parked):
-            if only_silent and not self._is_silent(name):
+        for destination in self._known.values():
+            if only_silent and not destination.is_silent:
                 continue
-            queue = self._parked[name]
-            unsent += [(claim, self._turn(name)) for *_, owner, claim in queue if owner is group]
-            self._parked[name] = deque(parked for parked in queue if parked[2] is not group)
-            self._forget_if_idle(name)
+            parked = destination.parked
+            unsent += [(entry[3], self._turn(destination)) for entry in parked if entry[2] is group]
+            destination.parked = deque(entry for entry in parked if entry[2] is not group)
         return unsent
 
-    def _most(self, name: str | None) -> int:
-        return 1 if self._is_silent(name) else self.share
+    def _forget_one(self) -> None:
+        for name, destination in self._known.items():
+            if not destination.busy and not destination.parked:
+                del self._known[name]
+                return
 
-    def _is_silent(self, name: str | None) -> bool:
-        return name is not None and self._timeouts.get(name, 0) >= _TIMEOUTS_IN_A_ROW
+    def _room(self, destination: _Destination) -> int:
+        return (1 if destination.is_silent else self.share) - destination.busy
 
-    def _note(self, name: str, claim: Claim, *, answered: bool) -> None:
-        if answered:
-            self._timeouts.pop(name, None)
-            self._turns.pop(name, None)
-            return
-        number = self._timeouts[name] = self._timeouts.get(name, 0) + 1
-        if number == _TIMEOUTS_IN_A_ROW:
-            log.warning(
-                "message %s: its destination did not answer %d times in a row; one sender at a "
-                "time tries it until it does", claim.message.id, number,
-            )  # fmt: skip
-        if len(self._timeouts) > _MOST_REMEMBERED:
-            oldest = next(iter(self._timeouts))
-            self._timeouts.pop(oldest)
-            self._turns.pop(oldest, None)
-
-    def _turn(self, name: str | None) -> timedelta:
-        if name is None or not self._is_silent(name):
+    def _turn(self, destination: _Destination) -> timedelta:
+        if not destination.is_silent:
             return NO_WAIT
-        now = self.clock.monotonic()
-        longest = self.longest.total_seconds()
-        turn = max(now, self._turns.get(name, now)) + self.timeout * _APART
-        self._turns[name] = min(turn, now + longest)
+        now, longest = self.clock.monotonic(), self.longest.total_seconds()
+        turn = max(now, destination.turn) + self.timeout * _APART
+        destination.turn = min(turn, now + longest)
         if turn - now < longest:
             return timedelta(seconds=turn - now)
         return timedelta(seconds=longest * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
-
-    def _forget_if_idle(self, name: str | None) -> None:
-        if not self._busy[name]:
-            del self._busy[name]
-        if not self._parked.get(name):
-            self._parked.pop(name, None)

@@ -167,7 +167,7 @@ class TestApp(App):
     def delivery(self) -> Delivery:
         """The use case of ``deliver``; its sends happen on the thread that calls it."""
         delivery = super().delivery
-        delivery.shared.jitter = self._jitter
+        delivery.jitter = self._jitter
         delivery.close()  # from now on calls for the threads of its senders run at once
         return delivery
 

@@ -39,7 +39,7 @@ def many(house: House, monkeypatch: pytest.MonkeyPatch) -> list[Message]:
 @pytest.fixture
 def held(house: House) -> list[Message]:
     messages = [house.submit(name, on_unknown="hold") for name in ("ada", "ben", "cyd")]
-    house.parts.delivery.shared.claims.claim([each.id for each in messages])
+    house.parts.delivery.claims.claim([each.id for each in messages])
     house.end_claims(*messages)
     assert house.parts.sweep.rescue() == 3
     return [house.again(each) for each in messages]

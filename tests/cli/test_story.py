@@ -114,7 +114,7 @@ def test_when_celery_was_given_it_is_told_among_what_happened(house: House, run:
 
 def test_the_story_names_the_claim_the_decision_and_the_deletion(house: House, run: Run) -> None:
     message = house.submit(on_unknown="hold")
-    house.parts.delivery.shared.claims.claim([message.id])
+    house.parts.delivery.claims.claim([message.id])
     out = told(run, message)
     assert "under way" in out
     assert "a worker is sending it; without a recorded outcome it is held at" in out

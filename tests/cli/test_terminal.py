@@ -54,7 +54,7 @@ def ids(house: House, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     message = house.submit(NAME, send_at=AT, idempotency_key=f"{NAME}-key")
     other = house.submit(NAME, send_at="2028-01-01T11:13:11Z")
     held = house.submit(f"h{NAME}", on_unknown="hold")
-    house.parts.delivery.shared.claims.claim([held.id])
+    house.parts.delivery.claims.claim([held.id])
     house.end_claims(held)
     house.parts.sweep.rescue()
     house.change([held], last_error=f"'550 <{NAME}> is {'not known, ' * 9}here'")

@@ -140,7 +140,7 @@ def taken_and_not_published(house: House) -> Story:
 
 def rescue(house: House) -> Story:
     messages = due(house)
-    house.parts.delivery.shared.claims.claim(ids(messages))
+    house.parts.delivery.claims.claim(ids(messages))
     house.end_claims(*messages)
     before = house.rows(), house.attempt_rows()
     yield sweeps, "rescue"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
 from uuid import UUID
 
 import pytest
 
 from dispatcher import Message, Outcome, PermanentFailure, Status, StoreUnavailable
 from dispatcher.times.send_time import to_ms
-from tests.support.doubles import Between, once, raising
+from tests.support.doubles import once, raising
 from tests.support.house import House, hour_ago, house_on
 from tests.support.house_fixtures import Build
 from tests.support.proxy import FarDatabase
@@ -165,9 +164,8 @@ def test_a_store_that_stays_down_past_the_claim_leaves_the_message_to_its_rescue
     slow: House, caplog: pytest.LogCaptureFixture
 ) -> None:
     message = slow.submit()
-    shared: Any = slow.parts.delivery.shared
     down = {"record": raising(*[StoreUnavailable("down")] * 10_000)}
-    shared.claims = Between(shared.claims, before=down)
+    slow.between("delivery", "claims", before=down)
     assert slow.deliver(message) == 1
     assert slow.again(message).status is Status.SENDING
     assert "will be rescued" in caplog.text
@@ -187,8 +185,7 @@ def test_a_send_is_recorded_after_an_outage_longer_than_the_claim(
         if slow.moved.monotonic() < back:
             raise StoreUnavailable("down")
 
-    shared: Any = slow.parts.delivery.shared
-    shared.claims = Between(shared.claims, before={"record": away})
+    slow.between("delivery", "claims", before={"record": away})
     assert slow.deliver(message) == 1
     slow.end_claims(message)
     assert slow.parts.sweep.rescue() == 0

@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 
 from dispatcher import Message, Outcome, Status, StoreUnavailable
-from dispatcher.delivery import task as module
+from dispatcher.delivery import task
 from dispatcher.store.claims import Failure, Success
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build, on_sqlite
@@ -115,8 +115,8 @@ def test_groups_with_one_that_hangs_do_not_stop_their_channel(holding: Held) -> 
 
 def test_a_late_send_that_cannot_be_recorded_holds_up_no_other(holding: Held) -> None:
     house, held = holding
-    shared: Any = house.parts.delivery.shared
-    shared.claims = locked = Locked(shared.claims)
+    delivery: Any = house.parts.delivery
+    delivery.claims = locked = Locked(delivery.claims)
     messages = [house.submit(f"{SLOW} {n}") for n in range(3)]
     for message in messages:
         [thread] = in_background(house, [message])
@@ -158,7 +158,7 @@ def test_where_no_thread_can_be_started_the_task_waits(
     none_left = Mock(**{"return_value.start.side_effect": RuntimeError("can't start new thread")})
     house, held = holding
     assert house.deliver() == 0
-    monkeypatch.setattr(module, "threading", Mock(wraps=threading, Thread=none_left))
+    monkeypatch.setattr(task, "threading", Mock(wraps=threading, Thread=none_left))
     message = house.submit(SLOW)
     [thread] = in_background(house, [message])
     wait_until(lambda: len(held.begun) == 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from sqlalchemy import update
@@ -72,9 +71,8 @@ def test_the_task_of_a_paused_message_does_not_ask_without_end(build: Build) -> 
     house = build(clock=SystemClock())
     message = house.submit("ada", send_in=timedelta(seconds=0.5))
     house.dispatcher.pause("channel", "memory")
-    shared: Any = house.parts.delivery.shared
     claims: list[None] = []
-    shared.claims = Between(shared.claims, before={"claim": lambda: claims.append(None)})
+    house.between("delivery", "claims", before={"claim": lambda: claims.append(None)})
     assert house.deliver(message) == 0
     assert len(claims) < 10
 

@@ -62,7 +62,7 @@ def test_a_claim_put_back_while_redis_is_rebuilt_keeps_no_permit(slow: House, wh
     claims = claimed(slow, *(slow.submit(f"name {n}") for n in range(5)))
 
     def put_back() -> None:
-        a_group(slow.parts.delivery.shared).put_back([(claim, NOW) for claim in claims])
+        a_group(slow.parts.delivery).put_back([(claim, NOW) for claim in claims])
 
     emptied_while(slow, put_back, when=when)
     assert [slow.permits(f"name {n}") for n in range(5)] == [{}] * 5
@@ -98,7 +98,7 @@ def test_a_snoozed_message_comes_when_its_scopes_permit_is_given_back(build: Bui
     house.open()
     assert snoozed(house, [waiting]), "there is no room"
 
-    a_group(house.parts.delivery.shared).put_back([(claim, HOUR / 2)])
+    a_group(house.parts.delivery).put_back([(claim, HOUR / 2)])
     house.open()
     assert snoozed(house, [waiting]) == []
     assert house.deliver(waiting) == 1
@@ -110,7 +110,7 @@ def test_a_permit_that_redis_did_not_take_back_keeps_no_message_waiting(build: B
     house, first, second = both_due(build)
     claim, away = in_hand(house, first), LimitersUnavailable("redis is away")
     with patch.object(house.parts.permits, "_return", side_effect=away):
-        a_group(house.parts.delivery.shared).put_back([(claim, HOUR)])
+        a_group(house.parts.delivery).put_back([(claim, HOUR)])
     assert len(house.permits()) == 1
     assert house.deliver(second) == 0
     assert house.permits() == {}
@@ -130,7 +130,7 @@ def test_of_a_herd_as_many_come_as_permits_are_given_back(build: Build) -> None:
     house.open()
     assert len(snoozed(house, herd)) == HERD - 10
 
-    a_group(house.parts.delivery.shared).put_back([(claim, 2 * HOUR) for claim in claims[:4]])
+    a_group(house.parts.delivery).put_back([(claim, 2 * HOUR) for claim in claims[:4]])
     house.open()
     waiting = snoozed(house, herd[10:])
     assert len(waiting) == HERD - 14
@@ -157,7 +157,7 @@ def test_room_goes_to_the_next_where_the_first_in_line_comes_no_more(
         later = house.database_time() + 3 * HOUR
         house.change([second], send_at=later, next_attempt_at=later)
 
-    a_group(house.parts.delivery.shared).put_back([(claim, 2 * HOUR)])
+    a_group(house.parts.delivery).put_back([(claim, 2 * HOUR)])
     for _ in range(4):
         house.open()
     assert snoozed(house, [third]) == []
@@ -174,7 +174,7 @@ def test_a_message_snoozed_before_a_flush_of_redis_is_judged_once_more(build: Bu
     house.open()
     assert snoozed(house, [second]), "there is no room yet, and it is judged once more only"
 
-    a_group(house.parts.delivery.shared).put_back([(claim, HOUR)])
+    a_group(house.parts.delivery).put_back([(claim, HOUR)])
     house.open()
     assert snoozed(house, [second]) == []
     assert house.deliver(second) == 1

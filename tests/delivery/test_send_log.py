@@ -67,11 +67,10 @@ def test_a_claim_that_is_over_leaves_no_file(tmp_path: Path) -> None:
         assert log.begin(IDS[0])
         assert left_in(tmp_path) == [], "a send is under way: nobody may take this process for dead"
         log.close()
-        assert not log.begin(IDS[0]), "it is closed"
     assert list(tmp_path.iterdir()) == []
     first, second = logs.open(IDS), logs.open(IDS)
     assert len([*tmp_path.iterdir()]) == 2
-    first.keep()
+    first.is_kept = True
     for each in (first, second):
         each.close()
     assert left_in(tmp_path) == [LeftLog(first.mark, IDS, died=False)]
@@ -107,10 +106,10 @@ def test_a_log_that_its_worker_leaves_is_read_although_a_child_process_has_it_op
     tmp_path: Path,
 ) -> None:
     log = SendLogs(tmp_path).open(IDS)
-    assert log._descriptor is not None
-    of_child = os.dup(log._descriptor)
+    assert log.descriptor is not None
+    of_child = os.dup(log.descriptor)
     assert left_in(tmp_path) == []
-    log.keep()
+    log.is_kept = True
     log.close()
     assert left_in(tmp_path) == [LeftLog(log.mark, IDS, died=False)]
     os.close(of_child)
@@ -148,13 +147,13 @@ def test_without_a_folder_for_them_all_goes_on_with_one_warning_and_it_is_tried_
     for _ in range(3):
         log = logs.open(IDS)
         assert log.begin(IDS[0])
-        log.keep()
+        log.is_kept = True
         log.close()
     assert logs.consume(lambda _: pytest.fail("there is nothing"), limit=100)
     in_the_way.unlink()
     log = logs.open(IDS)
     assert log.begin(IDS[0])
-    log.keep()
+    log.is_kept = True
     log.close()
     assert left_in(in_the_way) == [LeftLog(log.mark, IDS[1:], died=False)]
     [line] = [record.getMessage() for record in caplog.records]
@@ -179,7 +178,7 @@ def test_settle_reads_at_most_so_many_logs_and_the_next_call_the_rest(tmp_path: 
     logs = SendLogs(tmp_path)
     for _ in range(2):
         log = logs.open(IDS)
-        log.keep()
+        log.is_kept = True
         log.close()
         marks.add(log.mark)
     found: list[LeftLog] = []
@@ -196,11 +195,11 @@ def test_a_note_that_the_disk_has_no_room_for_is_noticed(
 ) -> None:
     log = SendLogs(tmp_path).open(IDS)
     full = os.open("/dev/full", os.O_WRONLY)
-    path, descriptor = vars(log)["_path"], vars(log)["_descriptor"]
-    os.dup2(full, descriptor)
+    assert log.descriptor is not None
+    os.dup2(full, log.descriptor)
     os.close(full)
     assert log.begin(IDS[0])
-    assert f"could not write to the send log {path}: No space left on device" in caplog.text
+    assert f"could not write to the send log {log.path}: No space left on device" in caplog.text
     assert list(tmp_path.iterdir()) == []
     log.close()
 

@@ -160,26 +160,6 @@ def test_where_no_thread_can_be_started_the_caller_sends_all_in_order(
     wait_until(lambda: len(hand.at) == 4)
 
 
-def test_a_thread_that_became_free_while_another_one_failed_to_start_sends_the_message(
-    make: Make,
-) -> None:
-    gate, group = threading.Event(), a_group()
-    hand = FakeSend(meanwhile=lambda: gate.wait(60))
-    pool = make(hand, most=2)
-    pool.add(group, claims(0.0))
-    wait_until(lambda: len(hand.at) == 1)
-
-    def refuse(_: threading.Thread) -> None:
-        gate.set()
-        wait_until(lambda: len(vars(pool)["_free"]) == 1)
-        raise RuntimeError("can't start new thread")
-
-    with patch.object(threading.Thread, "start", refuse):
-        late = time.monotonic() + 0.1
-        pool.add(group, [(late, cast("Claim", 1))])
-    wait_until(lambda: len(hand.at) == 2)
-
-
 def test_a_closed_pool_sends_on_the_callers_thread(make: Make) -> None:
     """Else it would wait for ever for threads that are gone."""
     hand = FakeSend()
@@ -267,7 +247,7 @@ def silenced(world: World) -> None:
     world.group(*["silent"] * 3)
     world.wait_for("silent", 3)
     world.gate.release(3)
-    wait_until(lambda: world.destinations._is_silent("silent"), 60)
+    wait_until(lambda: world.destinations._known["silent"].is_silent, 60)
 
 
 def test_after_timeouts_in_a_row_one_sender_at_a_time_tries_it(world: World) -> None:
@@ -275,7 +255,7 @@ def test_after_timeouts_in_a_row_one_sender_at_a_time_tries_it(world: World) -> 
     world.most.clear()
     group = world.group(*["silent"] * 9)
     world.wait_for("silent", 4)
-    wait_until(lambda: len(world.destinations._parked["silent"]) == 8, 60)
+    wait_until(lambda: len(world.destinations._known["silent"].parked) == 8, 60)
     assert world.most["silent"] == 1
     back = world.pool.withdraw(group, only_silent=True)
     assert [wait.total_seconds() for _, wait in back] == [
@@ -290,7 +270,7 @@ def test_a_silent_destination_that_answers_has_its_share_again(world: World) -> 
     group = world.group(*["silent"] * 9)
     world.wait_for("silent", 3 + 9)
     assert world.pool.withdraw(group, only_silent=True) == []
-    assert not world.destinations._timeouts
+    wait_until(lambda: not world.destinations._known)
 
 
 def test_messages_that_wait_for_a_busy_destination_hold_up_no_other(
@@ -299,7 +279,7 @@ def test_messages_that_wait_for_a_busy_destination_hold_up_no_other(
     world.silent.add("slow")
     group = world.group(*["slow"] * 7)
     world.wait_for("slow", SHARE)
-    wait_until(lambda: len(world.destinations._parked["slow"]) == 3, 60)
+    wait_until(lambda: len(world.destinations._known["slow"].parked) == 3, 60)
     assert world.pool.withdraw(group, only_silent=True) == []
     world.group("quick")
     world.wait_for("quick", 1)

@@ -11,7 +11,6 @@ from typing import Any
 
 from dispatcher import Message, Outcome, Status, StoreUnavailable
 from dispatcher.times.clock import SystemClock
-from tests.support.doubles import Between
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
 from tests.support.waiting import wait_until
@@ -77,14 +76,13 @@ def test_a_claim_that_cannot_be_renewed_is_not_begun_any_more(build: Build) -> N
     """The one that is on its way goes on; the other has too little left of its claim."""
     house = build(clock=hour_ago(), channels={"memory": {"transport": "memory"}})
     messages = [house.submit(name) for name in ("ada", "ben")]
-    shared: Any = house.parts.delivery.shared
     tried = threading.Event()
 
     def renew() -> None:
         tried.set()
         raise StoreUnavailable("down")
 
-    shared.claims = Between(shared.claims, before={"renew": renew})
+    house.between("delivery", "claims", before={"renew": renew})
 
     def last(_: Message) -> None:
         house.moved.advance(house.settings.claim_ttl - timedelta(seconds=5))

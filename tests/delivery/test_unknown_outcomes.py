@@ -18,7 +18,7 @@ from dispatcher import (
     TooLate,
 )
 from dispatcher.times.send_time import to_ms
-from tests.support.doubles import Between, at_once, once
+from tests.support.doubles import at_once, once
 from tests.support.house import House, hour_ago, house_on
 from tests.support.house_fixtures import Build, on_sqlite
 from tests.support.proxy import FarDatabase
@@ -80,7 +80,7 @@ def test_a_message_wins_over_its_channel_whose_word_stays_with_it(build: Build) 
 @pytest.mark.parametrize("expires", [False, True])
 def test_an_unknown_outcome_of_the_last_attempt_is_held(slow: House, expires: bool) -> None:
     message = slow.submit(on_unknown="hold")
-    slow.parts.delivery.shared.claims.claim([message.id])
+    slow.parts.delivery.claims.claim([message.id])
     past = slow.database_time() - timedelta(seconds=2)
     slow.change([message], **({"expires_at": past} if expires else {"max_attempts": 1}))
     slow.end_claims(message)
@@ -185,8 +185,7 @@ def test_a_held_message_that_was_never_sent_is_scheduled_again(slow: House, late
             assert slow.parts.sweep.rescue() == 2
             assert slow.again(message).status is Status.HELD
 
-    shared: Any = slow.parts.delivery.shared
-    shared.permits = Between(slow.parts.permits, after={"acquire": once(freeze)})
+    slow.between("delivery", "permits", after={"acquire": once(freeze)})
     assert slow.deliver(message, other) == 0
     now = slow.again(message)
     assert (now.status, now.attempt_count) == (Status.SCHEDULED, 0)

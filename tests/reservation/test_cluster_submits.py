@@ -189,7 +189,7 @@ def duties_of_the_sweep(house: House, booked: Sequence[Message]) -> None:
     house.change([lost], status="cancelled", finished_at=past)
     house.dispatcher.cancel(cancelled.id)
     [due] = [house.submit("due", send_in=timedelta(0))]
-    house.parts.delivery.shared.claims.claim([due.id])
+    house.parts.delivery.claims.claim([due.id])
     house.end_claims(due)
     sweep = house.parts.sweep
     assert sweep.enqueue_due() == 1

@@ -66,7 +66,7 @@ def _never_held(sa: Any) -> Any:
 
 def _settled_first(real: Any) -> Any:
     def outcome(self: Any, transport: Any, claim: Any) -> Any:
-        self._shared.permits.settle([(permit_of(claim), timedelta(0))])
+        self._delivery.permits.settle([(permit_of(claim), timedelta(0))])
         return real(self, transport, claim)
 
     return outcome

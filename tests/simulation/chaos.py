@@ -74,6 +74,6 @@ class Chaos:
         if not self._world.workers:
             return
         worker = self._rng.choice(list(self._world.workers))
-        self._world.workers[worker].delivery.shared.stop_flag[0] = 1
+        self._world.workers[worker].delivery.stop_flag[0] = 1
         self._world.scheduler.wait(3 * self._rng.random())
         self._world.scheduler.kill(worker)

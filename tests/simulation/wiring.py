@@ -95,7 +95,7 @@ class Wiring:
         made["upkeep"] = reached(app.upkeep, "windows")
         made["permits"] = reached(app.permits, "permits")
         app.windows.shards = Line(reached(app.windows.shards, "windows"))  # type: ignore[assignment]
-        app.delivery.shared.jitter = world.rng.random
+        app.delivery.jitter = world.rng.random
         return app
 
     def duties(self, app: App) -> dict[str, Callable[[], object]]:
@@ -132,10 +132,6 @@ class MemoryClaimLog:
         self._scheduler.running()
         self.begun.add(message_id)
         return True
-
-    def keep(self) -> None:
-        self._scheduler.running()
-        self.is_kept = True
 
     def close(self) -> None:
         self._scheduler.running()

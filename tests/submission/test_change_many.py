@@ -145,7 +145,7 @@ def test_failed_messages_are_retried_each_as_alone(slow: House) -> None:
     failed = [*messages[:3], messages[4]]
     slow.deliver(*failed)
     held = messages[3]
-    slow.parts.delivery.shared.claims.claim([held.id])
+    slow.parts.delivery.claims.claim([held.id])
     slow.change([held], on_unknown="hold")
     slow.end_claims(held)
     assert slow.parts.sweep.rescue() == 1
@@ -169,7 +169,7 @@ def test_a_message_that_is_put_back_meanwhile_is_cancelled(build: Build, call: s
     """A worker has claimed it, and puts it back after the UPDATE that found it claimed."""
     house = build(clock=hour_ago())
     message = house.submit()
-    claims, engine = house.parts.delivery.shared.claims, house.parts.database.engine
+    claims, engine = house.parts.delivery.claims, house.parts.database.engine
     claimed = claims.claim([message.id])
 
     def put_back(*given: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from dispatcher import Message, Settings
-from dispatcher.delivery import Shared
+from dispatcher.delivery import Delivery
 from dispatcher.delivery.group import Group
 from dispatcher.delivery.send_log import ClaimLog
 from dispatcher.times.clock import SystemClock
@@ -104,6 +104,6 @@ def _nothing() -> None:
 _BARE: Any = SimpleNamespace(clock=SystemClock(), settings=Settings())
 
 
-def a_group(shared: Shared = _BARE) -> Group:
+def a_group(delivery: Delivery = _BARE) -> Group:
     log = ClaimLog(uuid4())
-    return Group(shared, {}, (), claimed_at=0.0, send_log=log)
+    return Group(delivery, (), claimed_at=0.0, send_log=log)

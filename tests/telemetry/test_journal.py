@@ -392,7 +392,7 @@ def deliver(*errors: BaseException) -> Act:
 
 
 def rescue(house: House, message: Message) -> None:
-    house.parts.delivery.shared.claims.claim([message.id])
+    house.parts.delivery.claims.claim([message.id])
     house.end_claims(message)
     house.parts.sweep.rescue()
 
