@@ -24,6 +24,15 @@ class Ran:
     out: str
     err: str
 
+    def is_refused(self, code: int, *says: str) -> None:
+        """Check that it ended with this code, and said why in one sentence."""
+        assert (self.code, self.out) == (code, "")
+        assert self.err.startswith("error: ")
+        assert self.err.count("\n") == 1
+        for words in says:
+            assert words in self.err
+        assert "Traceback" not in self.err
+
     @property
     def data(self) -> Any:
         return json.loads(self.out)

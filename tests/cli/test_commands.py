@@ -201,9 +201,7 @@ def test_a_command_makes_no_sqlite_file_and_names_the_missing_one(
 ) -> None:
     path = tmp_path / "new.db"
     monkeypatch.setenv("DISPATCHER_DATABASE_URL", f"sqlite:///{path}")
-    ran = run(*command)
-    assert (ran.code, ran.out) == (6, "")
-    assert f"there is no file {path}; run `dispatcher migrate`" in ran.err
+    run(*command).is_refused(6, f"there is no file {path}; run `dispatcher migrate`")
     assert not path.exists()
     assert run("migrate").code == 0
     assert run(*command).code == 0
@@ -274,8 +272,7 @@ def test_a_suppressed_recipient_gets_nothing_until_unsuppressed(house: House, ru
     assert (ran.code, ran.data) == (0, {"recipient": "ada", "channel": None, "cancelled": 1})
     assert run("show", message["id"], "--json").data["status"] == "cancelled"
     refused = run("submit", *TO, "--text", "hello", *SOON)
-    assert (refused.code, refused.out) == (2, "")
-    assert refused.err.startswith("error: --recipient: has opted out of 'memory'")
+    refused.is_refused(2, "error: --recipient: has opted out of 'memory'")
     assert "cancelled: 0" in run("suppress", "ada", "--channel", "memory").out
     table = run("suppressed").out
     assert re.findall(r"^(ada) +(\w+)", table, re.MULTILINE) == [("ada", "all"), ("ada", "memory")]

@@ -248,11 +248,7 @@ def test_a_file_that_cannot_be_used_is_one_sentence(
 ) -> None:
     data, says, options = case
     before = house.snapshot()
-    ran = run_import(run, data, *options)
-    assert (ran.code, ran.out) == (2, "")
-    assert ran.err.startswith("error: ")
-    assert ran.err.count("\n") == 1
-    assert says in ran.err
+    run_import(run, data, *options).is_refused(2, says)
     assert house.snapshot() == before
     assert not Path("rows.rejected.jsonl").exists()
 
@@ -269,18 +265,13 @@ def test_a_name_that_cannot_be_used_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     Path("folder.csv").mkdir()
     Path("rows.txt").write_text("channel", encoding="utf-8")
-    ran = run("import", name)
-    assert (ran.code, ran.out) == (2, "")
-    assert says in ran.err
-    assert ran.err.count("\n") == 1
+    run("import", name).is_refused(2, says)
 
 
 def test_it_overwrites_nothing(house: House, run: Run) -> None:
     Path("rows.rejected.jsonl").write_text("{}\n", encoding="utf-8")
     before = house.snapshot()
-    ran = run_import(run, as_csv([row(), row()]))
-    assert ran.code == 2
-    assert "rows.rejected.jsonl: exists" in ran.err
+    run_import(run, as_csv([row(), row()])).is_refused(2, "rows.rejected.jsonl: exists")
     assert house.snapshot() == before
     Path("empty").touch()
     assert run_import(run, as_csv([row(), row()]), "--rejected", "empty").code == 3
@@ -489,9 +480,7 @@ def test_a_file_that_is_there_is_left_alone(
 ) -> None:
     path = tmp_path / "all.jsonl"
     path.write_text("mine", encoding="utf-8")
-    ran = run("export", "--to-file", str(path))
-    assert ran.code == 2
-    assert "the name of a new file" in ran.err
+    run("export", "--to-file", str(path)).is_refused(2, "the name of a new file")
     assert path.read_text(encoding="utf-8") == "mine"
 
 

@@ -123,6 +123,4 @@ def test_a_recipient_is_spelt_or_refused_as_by_a_submit(house: House, run: Run) 
         for scope, message_id in booked.items():
             shown = run("timeline", scope, *channel, "--start", DAY.isoformat(), "--json").data
             assert str(message_id) in str(shown["windows"]), scope
-        refused = run("timeline", "0151", *channel)
-        assert (refused.code, refused.out) == (2, "")
-        assert "recipient: no + before a country code" in refused.err
+        run("timeline", "0151", *channel).is_refused(2, "recipient: no + before a country code")

@@ -19,7 +19,7 @@ from dispatcher.errors import StoreUnavailable
 from dispatcher.store.database import Database
 from dispatcher.store.migrate import migrate
 from tests.support.doubles import at_once
-from tests.support.examining import ERROR, OK, WARNING, examined
+from tests.support.examining import ERROR, OK, WARNING, judged
 from tests.support.house import House, hour_ago, house_on
 from tests.support.requiring import missing
 from tests.support.servers import PostgresServer, RedisServer, Server
@@ -167,10 +167,8 @@ def test_migrations_take_turns_and_bounded_statements_end(
 def test_the_doctor_names_the_pooler_and_the_timeouts_it_lacks(
     pooled: House, postgres: PostgresServer
 ) -> None:
-    found = examined(pooled)["store.pooler"]
-    assert (found.level, "PgBouncer" in found.found) == (WARNING, True)
+    judged(pooled, "store.pooler", WARNING, "PgBouncer")
     refused = pooled.settings.database_url + "&options=-c%20work_mem%3D8MB"
-    answers = examined(pooled, database_url=refused)["store.answers"]
-    assert (answers.level, "refuses a parameter" in answers.found) == (ERROR, True)
-    direct = examined(pooled, database_url=postgres.url(pooled.database.url.database or ""))
-    assert direct["store.pooler"].level is OK
+    judged(pooled, "store.answers", ERROR, "refuses a parameter", database_url=refused)
+    direct = postgres.url(pooled.database.url.database or "")
+    judged(pooled, "store.pooler", OK, database_url=direct)
