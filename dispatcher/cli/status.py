@@ -271,22 +271,21 @@ def _seen(sign: Sign | None) -> Text:
 def counts_picture(counts: Mapping[str, Mapping[Status, int]]) -> RenderableType:
     if not counts:
         return Text("no messages", style="dim")
-    every = _every_status(counts)
-    if len(every) > 1:
-        totals = sum(map(Counter, every.values()), Counter[Status]())
-        every["all"] = _every_status({"all": totals})["all"]
+    rows = list(counts.items())
+    if len(rows) > 1:
+        rows.append(("all", sum(map(Counter, counts.values()), Counter[Status]())))
     zero = output.number_text("0", "dim")
-    rows = [
-        (channel, *(some[status] or zero for status in _STATUSES))
-        for channel, some in every.items()
+    cells = [
+        (channel, *(by_status.get(status) or zero for status in _STATUSES))
+        for channel, by_status in rows
     ]
-    return output.listed(("channel", *(status.value for status in _STATUSES)), rows)
+    return output.listed(("channel", *(status.value for status in _STATUSES)), cells)
 
 
 def _every_status(counts: Mapping[str, Mapping[Status, int]]) -> dict[str, dict[Status, int]]:
     return {
-        channel: {status: some.get(status, 0) for status in _STATUSES}
-        for channel, some in counts.items()
+        channel: {status: by_status.get(status, 0) for status in _STATUSES}
+        for channel, by_status in counts.items()
     }
 
 

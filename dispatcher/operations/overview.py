@@ -68,7 +68,7 @@ class Overview:
         return self.total(Status.HELD)
 
     def total(self, status: Status) -> int:
-        return sum(each.get(status, 0) for each in self.counts.by_channel.values())
+        return sum(counts.get(status, 0) for counts in self.counts.by_channel.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,9 +307,11 @@ def _outflow(
     counted by minutes.
     """
     start_ms = to_ms(start)
-    short = [each for each in limits if isinstance(each, Limit) and each.length_ms <= _MINUTE_MS]
-    long = [each for each in limits if each not in short]
-    speed = min((each.count * _MINUTE_MS / each.length_ms for each in short), default=inf)
+    short = [
+        limit for limit in limits if isinstance(limit, Limit) and limit.length_ms <= _MINUTE_MS
+    ]
+    long = [limit for limit in limits if limit not in short]
+    speed = min((limit.count * _MINUTE_MS / limit.length_ms for limit in short), default=inf)
     gone = [0.0]
     """How many have left before each minute."""
     come, waits, total = dict[datetime, int](), dict[datetime, int](), late

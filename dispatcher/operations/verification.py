@@ -90,7 +90,7 @@ class _Place(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Found:
+class _Tally:
     """The differences of the last look: the first 10,000 by their places, the others as counts."""
 
     foreign: set[bytes]
@@ -118,46 +118,46 @@ class Verification:
     def verify(self) -> Verified:
         """Compare everything. Raises ReservationsUnavailable and StoreUnavailable."""
         opened = self.contents.opened()
-        found = _Found(set(filter(scope_of, self.contents.foreign())))
-        for places in chain(self._missing(found), self._unexpected(found)):
+        tally = _Tally(set(filter(scope_of, self.contents.foreign())))
+        for places in chain(self._missing(tally), self._unexpected(tally)):
             for place, difference in self._differing(places).items():
-                if len(found.named) < _MOST_NAMED or place in found.named:
-                    found.named[place] = difference
+                if len(tally.named) < _MOST_NAMED or place in tally.named:
+                    tally.named[place] = difference
                 else:
                     keys = self.contents.fence.shard_of(place.window)
-                    found.more[keys, difference.fault] += 1
+                    tally.more[keys, difference.fault] += 1
         for _ in range(_LOOKS):
-            if all(each.fault is Fault.UNDER_WAY for each in found.named.values()):
+            if all(entry.fault is Fault.UNDER_WAY for entry in tally.named.values()):
                 break
             self.clock.sleep(_BETWEEN_LOOKS_SECONDS)
-            found.named = self._differing(found.named)
-        return self._verified(found, opened)
+            tally.named = self._differing(tally.named)
+        return self._verified(tally, opened)
 
-    def _missing(self, found: _Found) -> Iterator[Collection[_Place]]:
+    def _missing(self, tally: _Tally) -> Iterator[Collection[_Place]]:
         """Yield, in pages, where the store has messages that Redis seems to have otherwise."""
         memory = timedelta(milliseconds=max(self.contents.fence.reaches_ms.values()))
         for page in self.store.reservations(memory=memory, batch=_BATCH):
-            found.messages += len(page)
+            tally.messages += len(page)
             expected = {
                 place: to_ms(row.send_at)
                 for row in page
                 for place in self._places_of(row)
-                if place.window not in found.foreign
+                if place.window not in tally.foreign
             }
             states = self.contents.look([*expected])
             pairs = zip(expected, states, strict=True)
             yield [place for place, state in pairs if state.at_ms != expected[place]]
 
-    def _unexpected(self, found: _Found) -> Iterator[Collection[_Place]]:
+    def _unexpected(self, tally: _Tally) -> Iterator[Collection[_Place]]:
         """Yield, in pages, where Redis has reservations that the store seems to have otherwise."""
         for page in self.contents.everything():
-            found.foreign |= {held.window for held in page if len(held.member) < ID_BYTES}
+            tally.foreign |= {held.window for held in page if len(held.member) < ID_BYTES}
             booked = {
                 _Place(held.window, held.member): held.at_ms
                 for held in page
                 if len(held.member) >= ID_BYTES
             }
-            found.reservations += len(booked)
+            tally.reservations += len(booked)
             states = self._states(booked)
             yield [
                 place
@@ -217,25 +217,25 @@ class Verification:
         windows = map(self.contents.fence.window_of, row.counted(self.settings.quotas_of))
         return {_Place(window, member) for _, window in windows}
 
-    def _verified(self, found: _Found, opened: Mapping[ShardKeys, int]) -> Verified:
+    def _verified(self, tally: _Tally, opened: Mapping[ShardKeys, int]) -> Verified:
         fence, still = self.contents.fence, self.contents.opened()
         closed = {keys for keys in fence.keys if opened.get(keys) != still.get(keys, -1)}
         differences = [
             difference
-            for place, difference in found.named.items()
+            for place, difference in tally.named.items()
             if fence.shard_of(place.window) not in closed
         ]
         counts = Counter(difference.fault for difference in differences)
-        for (keys, fault), count in found.more.items():
+        for (keys, fault), count in tally.more.items():
             if keys not in closed:
                 counts[fault] += count
-        counts[Fault.FOREIGN] = len(found.foreign)
-        foreign = (_Place(window, b"") for window in sorted(found.foreign)[:_MOST_NAMED])
+        counts[Fault.FOREIGN] = len(tally.foreign)
+        foreign = (_Place(window, b"") for window in sorted(tally.foreign)[:_MOST_NAMED])
         differences += (_difference(Fault.FOREIGN, place, None, None) for place in foreign)
         differences.sort(key=lambda difference: (difference.scope, str(difference.message_id)))
         return Verified(
-            messages=found.messages,
-            reservations=found.reservations,
+            messages=tally.messages,
+            reservations=tally.reservations,
             counts={fault: counts[fault] for fault in Fault},
             differences=tuple(differences),
             closed=tuple(sorted(keys.shard for keys in closed)),
