@@ -194,12 +194,8 @@ def answer_to(error: DispatcherError) -> tuple[str, int, dict[str, str]]:
     answer = problem_of(error, whole=False)
     status: int = answer["status"]
     if status >= _SERVER_ERROR:
-        log.error(
-            "answered with %d: %s",
-            status,
-            error,
-            exc_info=error if status == _SERVER_ERROR else None,
-        )
+        cause = error if status == _SERVER_ERROR else None
+        log.error("answered with %d: %s", status, error, exc_info=cause)
     return json.dumps(answer), status, {"Content-Type": MEDIA_TYPE, **headers_of(error)}
 
 
