@@ -50,13 +50,10 @@ function sliding_list.take(state, n)
     state.newest = math.max(now, last)
   end
   local times = {}
-  for number = 1, n do
-    times[#times + 1] = state.newest
-    if #times == 1000 or number == n then
-      redis.call('LPUSH', key, unpack(times))
-      times = {}
-    end
+  for number = 1, n do -- at most 1,000
+    times[number] = state.newest
   end
+  redis.call('LPUSH', key, unpack(times))
   redis.call('PEXPIREAT', key, state.newest + state.length)
   state.room = state.room - n
 end
