@@ -40,7 +40,7 @@ OF_VERSIONS := tests/worker tests/store tests/limiters/test_conformance.py \
 	tests/reservation/test_booking.py tests/reservation/test_fence.py tests/reservation/test_faults.py \
 	tests/reservation/test_cluster_submits.py tests/submission/test_transactions.py \
 	tests/submission/test_transaction_ends.py tests/submission/test_reservation_faults.py \
-	tests/values/test_settings.py tests/values/test_urls.py tests/values/test_translated_errors.py \
+	tests/values/test_settings.py tests/values/test_urls.py tests/values/test_errors.py \
 	tests/telemetry/test_traces.py tests/cli/test_commands.py \
 	tests/acceptance/test_installed_app.py \
 	tests/acceptance/test_poisoned_items.py tests/web/test_frameworks.py tests/testing \
