@@ -348,15 +348,20 @@ def test_a_process_says_that_it_lives_what_it_did_and_that_it_ended(
     assert [each.name for each in found[Kind.DUTY]] == ["rescue"]
 
 
-def test_nothing_waits_for_a_redis_that_is_away() -> None:
+def test_nothing_waits_for_a_redis_that_is_away_and_signs_go_on(
+    signs: Signs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dispatcher.telemetry.liveness.EVERY", SECOND / 50)
     client = redis.Redis(port=1, retry=Retry(NoBackoff(), 0))
     away = Signs(client, namespace="signs")
     pulse = Pulse(away, SystemClock())
     pulse.start(Kind.BEAT, "beat@here")
     pulse.done("rescue")
-    pulse.stop()
     with pytest.raises(ReservationsUnavailable):
         away.read()
+    away._client = signs._client
+    wait_until(lambda: signs.read()[Kind.BEAT])
+    pulse.stop()
 
 
 def test_a_rebuild_leaves_signs_alone() -> None:
