@@ -20,7 +20,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
-from dispatcher.errors import DispatcherError, InvalidDraft, QuotaExceeded, kind_of, plain
+from dispatcher.errors import DispatcherError, InvalidDraft, QuotaExceeded, TooLate, kind_of, plain
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -269,6 +269,8 @@ class Attempt:
 
 
 def reason_of(error: DispatcherError) -> str:
+    if isinstance(error, TooLate):
+        return f"already {error.status}"
     kind = type(error).__name__
     return f"{kind} {error.quota}" if isinstance(error, QuotaExceeded) else kind
 

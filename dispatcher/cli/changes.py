@@ -29,7 +29,6 @@ from dispatcher.errors import (
     DispatcherError,
     InvalidDraft,
     InvalidValue,
-    TooLate,
     Unavailable,
 )
 from dispatcher.message import Message, Status, reason_of
@@ -242,7 +241,7 @@ class _Change:
                         if isinstance(answer, Message):
                             done += 1
                         else:
-                            reasons[_reason(answer)] += 1
+                            reasons[reason_of(answer)] += 1
                             if len(refusals) < _MOST_NAMED:
                                 refusals.append((message_id, answer))
                         shown.update(task, completed=done + reasons.total())
@@ -289,7 +288,3 @@ class _Change:
         first, last = doubtful[0], doubtful[-1]
         behind = f"go on with --made-after {last}"
         return f"Look at {first}: if all up to {last} were changed, {behind}, else {rest}."
-
-
-def _reason(error: DispatcherError) -> str:
-    return f"already {error.status}" if isinstance(error, TooLate) else reason_of(error)

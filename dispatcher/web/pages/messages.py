@@ -18,7 +18,6 @@ from dispatcher.errors import (
     MessageChanged,
     SlotRefused,
     StoreUnavailable,
-    TooLate,
 )
 from dispatcher.message import Message, Status, check_text, reason_of
 from dispatcher.problems import status_of
@@ -355,9 +354,7 @@ def _asked(visit: Visit, given: Fields) -> tuple[Action, Selection]:
 
 
 def _refusal_reason(error: DispatcherError) -> str:
-    if isinstance(error, MessageChanged):
-        return _CHANGED
-    return f"already {error.status}" if isinstance(error, TooLate) else reason_of(error)
+    return _CHANGED if isinstance(error, MessageChanged) else reason_of(error)
 
 
 ONE = "/messages/{message_id}"
