@@ -36,7 +36,7 @@ $(PLAYABLE): pyproject.toml constraints.txt
 # The tests that a library, an interpreter or a server of another version may fail.
 OF_VERSIONS := tests/worker tests/store tests/limiters/test_conformance.py \
 	tests/limiters/test_against_models.py tests/limiters/test_direct.py tests/limiters/test_faults.py \
-	tests/limiters/test_permit_log.py \
+	tests/limiters/test_permits.py \
 	tests/reservation/test_booking.py tests/reservation/test_fence.py tests/reservation/test_faults.py \
 	tests/reservation/test_cluster_submits.py tests/submission/test_transactions.py \
 	tests/submission/test_transaction_ends.py tests/submission/test_reservation_faults.py \
