@@ -12,12 +12,13 @@ import pytest
 from sqlalchemy import func, select, text
 
 from dispatcher.message import Outcome, Status
-from dispatcher.store.claims import Claim, Claims, Failure, Success, now_read_late
+from dispatcher.store.claims import Claim, Failure, Success, now_read_late
 from dispatcher.store.database import Database
 from dispatcher.store.maintenance import StoreMaintenance
-from dispatcher.store.messages import Messages, StoppedMessages
+from dispatcher.store.messages import StoppedMessages
 from tests.store.plans import asked_of, waiting
 from tests.support import rows
+from tests.support.rows import claims_in, messages_in
 from tests.support.soak import a_third_of
 from tests.support.waiting import DEADLINE, wait_until
 
@@ -27,23 +28,19 @@ MINUTE = timedelta(minutes=1)
 RECEIPT = 'a "quoted" \\ receipt, {NULL} 👋'
 
 
-def claims(database: Database) -> Claims:
-    return Claims(database, ttl=rows.TTL)
-
-
 def test_a_record_of_many_is_taken_for_each_by_its_own_token(database: Database) -> None:
     many = [rows.claimed(database) for _ in range(6)]
     stale = many[3]
     rows.age(database, stale.message.id)
     StoreMaintenance(database).rescue(limit=10)
-    (current,) = claims(database).claim([stale.message.id])
+    (current,) = claims_in(database).claim([stale.message.id])
     record(
         database,
         *(Success(claim, None) for claim in many[:3]),
         *(Failure(claim, Outcome.TEMPORARY, "busy", MINUTE) for claim in many[3:5]),
         Failure(many[5], Outcome.PERMANENT, "no", None),
     )
-    found = [Messages(database).get(claim.message.id).status.value for claim in many]
+    found = [messages_in(database).get(claim.message.id).status.value for claim in many]
     assert found == ["sent", "sent", "sent", "sending", "scheduled", "failed"]
     assert rows.row(database, stale.message.id).claim_token == current.token
 
@@ -58,29 +55,29 @@ def lapsed(database: Database, **changes: Any) -> Claim:
 
 def test_a_late_failure_changes_nothing_before_or_after_the_next_claim(database: Database) -> None:
     stale = lapsed(database)
-    before = Messages(database).get(stale.message.id)
+    before = messages_in(database).get(stale.message.id)
     record(database, Failure(stale, Outcome.PERMANENT, "late", None))
-    assert Messages(database).get(stale.message.id) == before
-    (current,) = claims(database).claim([stale.message.id])
+    assert messages_in(database).get(stale.message.id) == before
+    (current,) = claims_in(database).claim([stale.message.id])
     record(database, Failure(stale, Outcome.PERMANENT, "late", None))
-    claims(database).put_back([(stale, timedelta(0))], enqueue_in=rows.SOON)
+    claims_in(database).put_back([(stale, timedelta(0))], enqueue_in=rows.SOON)
     found = rows.row(database, stale.message.id)
     assert (found.status, found.claim_token, found.attempt_count) == ("sending", current.token, 2)
-    claims(database).record([Success(current, None)], [], enqueue_in=rows.SOON)
-    assert Messages(database).get(stale.message.id).status is Status.SENT
+    claims_in(database).record([Success(current, None)], [], enqueue_in=rows.SOON)
+    assert messages_in(database).get(stale.message.id).status is Status.SENT
 
 
 def overtaken(database: Database, **changes: Any) -> tuple[Claim, Claim]:
     """Return two claims of one message: of a worker that froze, and of the next one."""
     frozen = lapsed(database, **changes)
     if changes.get("on_unknown") == "hold":
-        StoppedMessages(database).release(Messages(database).get(frozen.message.id))
-    (current,) = claims(database).claim([frozen.message.id])
+        StoppedMessages(database).release(messages_in(database).get(frozen.message.id))
+    (current,) = claims_in(database).claim([frozen.message.id])
     return frozen, current
 
 
 def outcomes(database: Database, message_id: UUID) -> list[str | None]:
-    return [each.outcome for each in Messages(database).attempts(message_id)]
+    return [each.outcome for each in messages_in(database).attempts(message_id)]
 
 
 ENDINGS: dict[str, Callable[[Database, Claim], object]] = {
@@ -94,7 +91,7 @@ ENDINGS: dict[str, Callable[[Database, Claim], object]] = {
     "unknown": lambda database, claim: record(
         database, Failure(claim, Outcome.UNKNOWN, "broken", None)
     ),
-    "put back": lambda database, claim: claims(database).put_back(
+    "put back": lambda database, claim: claims_in(database).put_back(
         [(claim, MINUTE)], enqueue_in=rows.SOON
     ),
     "rescued": lambda database, _: StoreMaintenance(database).rescue(limit=10),
@@ -105,7 +102,7 @@ ENDINGS: dict[str, Callable[[Database, Claim], object]] = {
 def record(database: Database, *told: Success | Failure) -> None:
     successes = [each for each in told if isinstance(each, Success)]
     failures = [each for each in told if isinstance(each, Failure)]
-    claims(database).record(successes, failures, enqueue_in=rows.SOON)
+    claims_in(database).record(successes, failures, enqueue_in=rows.SOON)
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -117,18 +114,18 @@ def test_a_success_ends_the_message_whatever_comes_of_the_next_try(
     id_ = frozen.message.id
     for _ in range(2):  # run again after a lost reply
         record(database, Success(frozen, "late"))
-    sent = Messages(database).get(id_)
+    sent = messages_in(database).get(id_)
     assert (sent.status, sent.last_error) == (Status.SENT, None)
     assert outcomes(database, id_) == ["sent", "unknown"]
-    assert claims(database).renew([current]) == set(), "it is not to be handed over any more"
+    assert claims_in(database).renew([current]) == set(), "it is not to be handed over any more"
     for _ in range(2):
         ENDINGS[ending](database, current)
     last = {"put back": [], "rescued": ["unknown"]}.get(ending, [ending])
     assert outcomes(database, id_) == ["sent", *last]
-    counted = Messages(database).get(id_)
+    counted = messages_in(database).get(id_)
     assert counted.attempt_count == 1 + len(last)
     assert (counted.status, counted.finished_at) == (Status.SENT, sent.finished_at)
-    assert claims(database).claim([id_]) == []
+    assert claims_in(database).claim([id_]) == []
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -139,9 +136,9 @@ def test_a_success_that_comes_after_the_next_try_ends_the_message(
     if ending == "rescued":
         rows.age(database, frozen.message.id)
     ENDINGS[ending](database, current)
-    before = Messages(database).get(frozen.message.id)
+    before = messages_in(database).get(frozen.message.id)
     record(database, Success(frozen, "late"))
-    sent = Messages(database).get(frozen.message.id)
+    sent = messages_in(database).get(frozen.message.id)
     assert (sent.status, sent.last_error) == (Status.SENT, None)
     assert sent.attempt_count == before.attempt_count
     assert outcomes(database, sent.id)[0] == "sent"
@@ -152,7 +149,7 @@ def test_late_successes_are_recorded_with_the_others(database: Database) -> None
     claims_ = [rows.claimed(database) for _ in range(3)] + late
     record(database, *(Success(each, None) for each in claims_))
     for claim in claims_:
-        assert Messages(database).get(claim.message.id).status is Status.SENT
+        assert messages_in(database).get(claim.message.id).status is Status.SENT
     assert {tuple(outcomes(database, each.message.id)) for each in late} == {("sent", "unknown")}
 
 
@@ -170,9 +167,9 @@ def test_a_late_success_does_not_undo_the_end(database: Database, end: Status) -
     expires_at = rows.now() + MINUTE if end is Status.EXPIRED else None
     claim = lapsed(database, expires_at=expires_at)
     if end is Status.CANCELLED:
-        Messages(database).cancel([claim.message.id])
+        messages_in(database).cancel([claim.message.id])
     record(database, Success(claim, None))
-    assert Messages(database).get(claim.message.id).status is end
+    assert messages_in(database).get(claim.message.id).status is end
     assert outcomes(database, claim.message.id) == ["sent"]
 
 
@@ -192,7 +189,7 @@ def test_a_put_back_during_a_rescue_counts_no_attempt(database: Database) -> Non
     given = {"id": claim.message.id}
 
     def put_back() -> None:
-        claims(database).put_back([(claim, MINUTE)], enqueue_in=rows.SOON)
+        claims_in(database).put_back([(claim, MINUTE)], enqueue_in=rows.SOON)
 
     worker = threading.Thread(target=put_back)
     engine = database.engine.execution_options(isolation_level="READ COMMITTED")
@@ -202,9 +199,9 @@ def test_a_put_back_during_a_rescue_counts_no_attempt(database: Database) -> Non
         worker.start()
         wait_until(lambda: waiting(database))
     worker.join(DEADLINE)
-    found = Messages(database).get(claim.message.id)
+    found = messages_in(database).get(claim.message.id)
     assert (found.status, found.attempt_count) == (Status.SCHEDULED, 0)
-    assert Messages(database).attempts(found.id) == []
+    assert messages_in(database).attempts(found.id) == []
 
 
 HOLD = text(
@@ -220,8 +217,8 @@ END_ATTEMPT = text(
 @pytest.mark.parametrize("many", [1, 2])
 def test_put_back_messages_are_enqueued_by_the_sweep(database: Database, many: int) -> None:
     soon, late = ([rows.claimed(database) for _ in range(many)] for _ in range(2))
-    claims(database).put_back([(claim, MINUTE) for claim in soon], enqueue_in=rows.SOON)
-    claims(database).put_back([(claim, MINUTE) for claim in late], enqueue_in=-rows.SOON)
+    claims_in(database).put_back([(claim, MINUTE) for claim in soon], enqueue_in=rows.SOON)
+    claims_in(database).put_back([(claim, MINUTE) for claim in late], enqueue_in=-rows.SOON)
     found = [rows.row(database, claim.message.id).enqueued_at for claim in (*soon, *late)]
     assert [at is not None for at in found] == [True] * many + [False] * many
 
@@ -229,15 +226,15 @@ def test_put_back_messages_are_enqueued_by_the_sweep(database: Database, many: i
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_claim_a_record_and_a_return_are_one_statement_each(database: Database) -> None:
     ids = [rows.add_due(database).id for _ in range(4)]
-    mine = claims(database)
+    mine = claims_in(database)
     with asked_of(database.engine) as asked:
         first, second, *others = mine.claim(ids)
         mine.record([Success(first, None), Success(second, RECEIPT)], [], enqueue_in=rows.SOON)
         mine.put_back([(claim, MINUTE) for claim in others], enqueue_in=rows.SOON)
     assert len(asked) == 3
-    found = [Messages(database).get(id_).status for id_ in ids]
+    found = [messages_in(database).get(id_).status for id_ in ids]
     assert sorted(found) == ["scheduled", "scheduled", "sent", "sent"]
-    tries = [Messages(database).attempts(claim.message.id) for claim in (first, second, *others)]
+    tries = [messages_in(database).attempts(claim.message.id) for claim in (first, second, *others)]
     assert [[each.receipt for each in some] for some in tries] == [[None], [RECEIPT], [], []]
 
 
@@ -247,21 +244,21 @@ def test_a_renewed_claim_holds_for_its_whole_length_and_only_while_it_is_ours(
     held, lost = rows.claimed(database), rows.claimed(database)
     rows.change(database, held.message.id, claim_expires_at=rows.now() + timedelta(seconds=1))
     rows.change(database, lost.message.id, claim_token=lost.token + 1)
-    assert claims(database).renew([held, lost]) == {held.message.id}
+    assert claims_in(database).renew([held, lost]) == {held.message.id}
     left = rows.row(database, held.message.id).claim_expires_at - rows.now()
     assert timedelta(seconds=25) < left <= rows.TTL
-    mine = claims(database)
+    mine = claims_in(database)
     mine.record([Success(held, None)], [], enqueue_in=rows.SOON)
     assert mine.renew([held]) == set()
 
 
 def test_a_message_due_soon_is_claimed_with_its_wait(database: Database) -> None:
     soon = rows.add(database, send_at=rows.now() + timedelta(seconds=20))
-    mine = claims(database)
+    mine = claims_in(database)
     assert mine.claim([soon.id], ahead=timedelta(seconds=10)) == []
     [claim] = mine.claim([soon.id], ahead=timedelta(seconds=30))
     assert 10 < claim.due_in <= 20
-    [attempt] = Messages(database).attempts(soon.id)
+    [attempt] = messages_in(database).attempts(soon.id)
     assert attempt.started_at == soon.send_at
     due = rows.claimed(database)
     assert (due.due_in, due.expires_in) == (0, None)
@@ -269,8 +266,8 @@ def test_a_message_due_soon_is_claimed_with_its_wait(database: Database) -> None
 
 def test_a_put_back_of_an_early_claim_does_not_move_its_time(database: Database) -> None:
     message = rows.add(database)
-    [claim] = claims(database).claim([message.id], ahead=timedelta(hours=2))
-    claims(database).put_back([(claim, timedelta(0))], enqueue_in=rows.SOON)
-    found = Messages(database).get(message.id)
+    [claim] = claims_in(database).claim([message.id], ahead=timedelta(hours=2))
+    claims_in(database).put_back([(claim, timedelta(0))], enqueue_in=rows.SOON)
+    found = messages_in(database).get(message.id)
     assert (found.status, found.next_attempt_at) == (Status.SCHEDULED, message.send_at)
-    assert claims(database).claim([message.id]) == []
+    assert claims_in(database).claim([message.id]) == []

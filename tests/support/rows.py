@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -49,8 +50,19 @@ def a_message(**changes: Any) -> Message:
     return testing.a_message(**values | changes)
 
 
+@lru_cache(maxsize=4)
+def messages_in(database: Database) -> Messages:
+    """Return the messages of a database; to build them takes longer than to add one."""
+    return Messages(database)
+
+
+@lru_cache(maxsize=4)
+def claims_in(database: Database) -> Claims:
+    return Claims(database, ttl=TTL)
+
+
 def add(database: Database, **changes: Any) -> Message:
-    return Messages(database).add(addition(a_message(**changes)))
+    return messages_in(database).add(addition(a_message(**changes)))
 
 
 def addition(
@@ -66,13 +78,13 @@ def add_due(database: Database, **changes: Any) -> Message:
 
 def claimed(database: Database, **changes: Any) -> Claim:
     message = add_due(database, **changes)
-    (claim,) = Claims(database, ttl=TTL).claim([message.id])
+    (claim,) = claims_in(database).claim([message.id])
     return claim
 
 
 def ended(database: Database, ago: timedelta, **changes: Any) -> Message:
     claim = claimed(database, **changes)
-    Claims(database, ttl=TTL).record([Success(claim, None)], [], enqueue_in=SOON)
+    claims_in(database).record([Success(claim, None)], [], enqueue_in=SOON)
     at = now() - ago
     change(database, claim.message.id, finished_at=at)
     mine = update(attempts).where(attempts.c.message_id == claim.message.id)
