@@ -44,7 +44,7 @@ __all__ = [
     "slow",
 ]
 
-_ON_EVERY_DATABASE = "tests/store/"
+_OF_STORE = "tests/store/"
 _ON_POSTGRESQL = (
     "tests/acceptance/",
     *(f"tests/delivery/test_{each}" for each in ("crashes", "delivery_faults", "unknown")),
@@ -220,8 +220,8 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out tests on MariaDB that do not ask for it and, without ``--all``, the long way round.
 
-    Without ``--all`` a test of the store runs on every database, one of the whole system, or of
-    what databases do differently, on PostgreSQL, any other one on SQLite, where they can. Those
+    Without ``--all`` a test of the store runs on SQLite and PostgreSQL, one of the whole system, or
+    of what databases do differently, on PostgreSQL, any other one on SQLite, where they can. Those
     marked ``long`` do not run.
     """
     for item in items:
@@ -236,18 +236,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _elsewhere(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Return the tests beside the store's that run on another database, too."""
+    """Return the tests that run on another database, too."""
     names = {item.nodeid for item in items}
     left_out = set()
     for item in items:
         kinds = ["sqlite", "postgresql", "mariadb"]
-        if item.nodeid.startswith(_ON_EVERY_DATABASE):
-            continue
         if item.nodeid.startswith(_ON_POSTGRESQL):
             kinds.sort(key="postgresql".__ne__)
+        needed = 2 if item.nodeid.startswith(_OF_STORE) else 1
         for place, kind in enumerate(kinds):
-            if _is_on(kind, item) and any(
-                item.nodeid.replace(kind, better) in names for better in kinds[:place]
+            if (
+                place >= needed
+                and _is_on(kind, item)
+                and any(item.nodeid.replace(kind, better) in names for better in kinds[:place])
             ):
                 left_out.add(item)
     return left_out
