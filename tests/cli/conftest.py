@@ -6,6 +6,8 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,16 @@ Run = Callable[..., Ran]
 def house_with(**settings: Any) -> pytest.MarkDecorator:
     """Mark a test whose house has these settings."""
     return pytest.mark.parametrize("settings", [settings], ids=[""])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def commands_are_built_once() -> Iterator[None]:
+    """Let all commands that tests run be of one group, as those of a program are."""
+    cli.every_command()  # imports their modules
+    app = import_module("dispatcher.cli.app")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app, "get_group", cache(vars(app)["get_group"]))
+        yield
 
 
 @pytest.fixture
