@@ -13,11 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine
 ALL = "DISPATCHER_TESTS_ALL"
 """The variable that ``pytest --all`` sets, for itself and the processes that it starts."""
 
-_FEW, _FEW_EXAMPLES = 3, 6
+_FEW, _FEW_EXAMPLES = 3, 10
 
 
 def examples(usual: int) -> int:
-    """Return how many examples to try of what usually takes so many; a sixth without ``--all``."""
+    """Return how many examples to try of what usually takes so many; a tenth without ``--all``."""
     return usual if os.environ.get(ALL) else max(2, usual // _FEW_EXAMPLES)
 
 
