@@ -5,7 +5,7 @@ The front door has no servers here: what reaches one is Unavailable.
 
 from __future__ import annotations
 
-import dataclasses
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from functools import partial
@@ -17,7 +17,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from dispatcher import Dispatcher, Draft, InvalidValue, Settings, errors
+from dispatcher import Dispatcher, InvalidValue, Settings, errors
 from dispatcher.errors import DispatcherError, quoted
 from dispatcher.limiters import (
     GCRA,
@@ -227,77 +227,60 @@ def front_door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dispatcher]
 GOOD: dict[str, Any] = {
     "channel": "memory", "recipient": "ada", "body": {"text": "x"}, "send_in": timedelta(days=1),
 }  # fmt: skip
-
-
-def submit(name: str, **base: Any) -> Asks:
-    return lambda dispatcher, value: dispatcher.submit(**(GOOD | base | {name: value}))
-
-
-def ask(method: str, name: str, /, *positional: object, **base: Any) -> Asks:
-    return lambda dispatcher, value: getattr(dispatcher, method)(
-        *positional, **(base | {name: value})
-    )
-
-
-def ask_for(method: str) -> Asks:
-    return lambda dispatcher, value: getattr(dispatcher, method)(value)
-
-
-def mail_with(part: str) -> Asks:
-    return lambda dispatcher, value: dispatcher.submit(
-        **(GOOD | MAIL | {"body": {"text": "x", part: value}})
-    )
-
-
 LOCAL = {"send_in": None, "send_at": "2100-01-01T12:00", "zone": "Europe/Berlin"}
 MAIL = {"channel": "mail", "recipient": "ada@shop.example"}
 PARTS = ("subject", "text", "headers", "attachments", "reply_to")
-METHODS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "held": ({}, ("limit",)),
-    "next_slot": (
-        {"recipient": "ada"},
-        ("recipient", "scope", "channel", "after", "zone", "scopes", "quiet_hours"),
-    ),
-    "timeline": (
-        {"scope": "ada"}, ("scope", "channel", "zone", "length", "start", "kind", "scopes"),
-    ),
-    "status": ({}, ("since",)),
-    "top": ({}, ("of", "by", "within", "limit")),
-    "suppressed": ({}, ("recipient",)),
-    "suppress": ({"recipient": "ada"}, ("recipient", "channel")),
-    "unsuppress": ({"recipient": "ada"}, ("recipient", "channel")),
-    **dict.fromkeys(("pause", "resume"), ({"kind": "tenant", "name": "a"}, ("kind", "name"))),
-    **{method: ({}, tuple(Wanted.__annotations__)) for method in ("list", "select", "count")},
+NEEDED: dict[str, Any] = {
+    "message_id": uuid4(), "message_ids": [uuid4()], "drafts": [], "recipient": "ada",
+    "kind": "tenant", "name": "a",
 }  # fmt: skip
+"""What methods need, and what follows is no value: code, iterables and flags of a program."""
+NO_VALUES = {
+    "self", "progress", "session", "drafts", "message_ids", "shards", "atomic", "oldest_first",
+}  # fmt: skip
+
+
+def ask(method: str, name: str, **more: Any) -> Asks:
+    """Give a method a value under this name, and what it needs beside."""
+    names = inspect.signature(getattr(Dispatcher, method)).parameters
+    needed = {key: NEEDED[key] for key in names if key in NEEDED}
+    base = {"submit": GOOD, "timeline": {"scope": "ada"}}.get(method, needed) | more
+    return lambda dispatcher, value: getattr(dispatcher, method)(**base | {name: value})
+
+
+def asked() -> Iterator[tuple[str, Asks]]:
+    """Yield each parameter of each method of a dispatcher, whose awaited ones are twins."""
+    for method, function in vars(Dispatcher).items():
+        if method.startswith("_") or (method[0] == "a" and method[1:] in vars(Dispatcher)):
+            continue
+        names = inspect.signature(function).parameters.keys() - NO_VALUES
+        if "wanted" in names:  # the filters of lists
+            names = names - {"wanted"} | Wanted.__annotations__.keys()
+        yield from ((f"{method} {name}", ask(method, name)) for name in sorted(names))
+
+
+def submit(part: str, **more: Any) -> Asks:
+    """Submit a value as a part of the body."""
+    base = GOOD | more
+    return lambda dispatcher, value: dispatcher.submit(
+        **base | {"body": {"text": "x", part: value}}
+    )
+
+
 ASKED: dict[str, Asks] = {
-    **{f"submit {each.name}": submit(each.name) for each in dataclasses.fields(Draft)},
-    **{f"submit local {name}": submit(name, **LOCAL) for name in ("zone", "fold")},
-    "data of a template": submit("data", body=None, template="hello"),
-    **{f"mail {name}": submit(name, **MAIL) for name in ("recipient", "body")},
-    **{f"hook {name}": submit(name, channel="hook") for name in ("recipient", "body")},
-    **{
-        f"mail {part}": mail_with(part) for part in PARTS
-    },
-    "scopes": lambda dispatcher, value: dispatcher.submit(**GOOD, scopes={"tenant": value}),
-    "kind": lambda dispatcher, value: dispatcher.submit(
+    **dict(asked()),
+    "drafts": lambda dispatcher, value: dispatcher.submit_many([value]),
+    "ids": lambda dispatcher, value: dispatcher.cancel_many([value]),
+    **{f"submit local {name}": ask("submit", name, **LOCAL) for name in ("zone", "fold")},
+    "data of a template": ask("submit", "data", body=None, template="hello"),
+    **{f"mail {name}": ask("submit", name, **MAIL) for name in ("recipient", "body")},
+    **{f"hook {name}": ask("submit", name, channel="hook") for name in ("recipient", "body")},
+    **{f"mail {part}": submit(part, **MAIL) for part in PARTS},
+    "a scope": lambda dispatcher, value: dispatcher.submit(**GOOD, scopes={"tenant": value}),
+    "a kind": lambda dispatcher, value: dispatcher.submit(
         **GOOD, scopes=cast("dict[str, str]", {_key(value): "acme"})
     ),
-    **{
-        method: ask_for(method)
-        for method in ("get", "attempts", "cancel", "story", "release", "drop", "retry")
-    },
-    "cancel_many": lambda dispatcher, value: dispatcher.cancel_many([value]),
-    **{
-        f"{method} {name}": ask(method, name, **base)
-        for method, (base, names) in METHODS.items()
-        for name in names
-    },
-    **{
-        f"reschedule {name}": ask("reschedule", name, uuid4())
-        for name in ("send_at", "send_in", "zone", "fold", "on_conflict", "expire_after", "latest")
-    },
-    "update": ask("update", "body", uuid4()),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ASKED)
