@@ -17,7 +17,6 @@ from dispatcher.redis.keys import shard_of
 from dispatcher.reservation.booking import BookingRequest, Slot, Submit, Terms
 from dispatcher.scope import OWN_SCOPE, Scope, counted
 from tests.support.doubles import once
-from tests.support.proxy import Proxy
 from tests.support.reserving import (
     SHARDS,
     Booking,
@@ -28,9 +27,7 @@ from tests.support.reserving import (
     ms,
     named,
     reserve,
-    reserving,
 )
-from tests.support.servers import RedisServer
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
@@ -150,22 +147,6 @@ def test_windows_that_two_messages_share_are_booked_in_the_same_order(real: Rese
     for one, other in combinations(map(places, every), 2):
         for first, second in combinations(one.keys() & other.keys(), 2):
             assert (one[first] - one[second]) * (other[first] - other[second]) >= 0
-
-
-@pytest.mark.parametrize("nth", [2, 3])
-def test_a_booking_that_a_later_shard_does_not_answer_is_given_back(
-    real: Reserving, redis_server: RedisServer, nth: int
-) -> None:
-    before = real.dump()
-    with Proxy(redis_server.socket) as proxy:
-        url = f"redis://127.0.0.1:{proxy.port}"
-        with reserving(url, KINDS[OWN_SCOPE], further=FURTHER, retries=1) as through:
-            message_id = new_id()
-            proxy.drop_reply(message_id.bytes, nth=nth, times=2)
-            with pytest.raises(ReservationsUnavailable):
-                reserve(through.windows, message_id, terms=terms(tenant=ACME), send_at=NOON)
-            assert proxy.dropped == 2
-            assert real.dump() == before
 
 
 LOST = [terms(tenant=ACME).scopes[1], WHOLE, TENANT]
