@@ -1,34 +1,24 @@
-"""One scope: what is booked, kept, refused, given back, by one client and by several processes."""
+"""One scope: what is booked, searched, kept, tidied, and shared by duplicate submits."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dispatcher.errors import QuotaExceeded
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.reservation.booking import BookingRequest, Submit, Terms
 from dispatcher.reservation.upkeep import KEEP_MS
-from dispatcher.times.send_time import from_ms
-from tests.support import model
-from tests.support.processes import in_processes
 from tests.support.reserving import (
     Booking,
     Reserving,
     calls_of,
-    cancel,
     ms,
-    pending,
     release_for_everyone,
-    reserving,
 )
-from tests.support.servers import RedisServer
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
 Opened = Callable[..., Reserving]
@@ -158,79 +148,3 @@ def test_a_key_is_free_for_other_content_once_its_message_is_released(opened: Op
     release_for_everyone(real.windows, first)  # a late copy
     assert list(real.members("ann")) == [other.message_id]
     assert real.client.exists(real.keys("ann").duplicates("key"))
-
-
-# The picture in docs/submitting.md is what the windows really do.
-
-
-PAGE = Path(__file__).parents[2] / "docs" / "submitting.md"
-NINE = datetime(2100, 1, 1, 9, tzinfo=UTC)
-COLUMN = timedelta(minutes=5)
-TERMS = Terms.own("ann")
-
-
-def rows(ending: str) -> list[str]:
-    """Return the rows of the two pictures that end with that word."""
-    lines = PAGE.read_text(encoding="utf-8").splitlines()
-    return [line.split()[0] for line in lines if line.endswith(f"    {ending}")]
-
-
-def test_the_worked_picture_is_true(opened: Callable[..., Reserving]) -> None:
-    real = opened(Quota(2, 3_600_000))
-    booked, blocked = rows("booked"), rows("blocked")
-    assert len(booked) == len(blocked) == 2
-    there: set[int] = set()
-    for taken, closed in zip(booked, blocked, strict=True):
-        columns = {place for place, mark in enumerate(taken) if mark == "█"}
-        for place in columns - there:
-            real.book(NINE + place * COLUMN)
-        there = columns
-        times = [NINE + place * COLUMN for place in range(len(closed))]
-        fits = [real.windows.next_slot(TERMS, time) == time for time in times]
-        assert "".join("·" if fit else "░" for fit in fits) == closed
-    assert real.windows.next_slot(TERMS, NINE + timedelta(minutes=30)) == NINE + 36 * COLUMN
-
-
-# Real processes that book in one scope at the same time.
-
-
-BASE = 4_102_444_800_000  # 2100-01-01, ms
-QUOTAS = (Quota(1, 50), Quota(4, 400), Quota(12, 2_000))
-SPAN = 20_000
-TRIES = 80
-PROCESSES = 3
-
-
-def hammer(gate: Any, seed: int, url: str) -> tuple[int, int, int]:
-    """Book, shift and cancel at random; return how many were booked, refused and cancelled."""
-    roll = random.Random(seed)  # noqa: S311 - not for secrets
-    booked = refused = cancelled = 0
-    with reserving(url, QUOTAS) as real:
-        gate.wait(60)
-        for _ in range(TRIES):
-            asked = from_ms(BASE + roll.randrange(SPAN))
-            shift = asked + timedelta(milliseconds=300) if roll.random() < 0.3 else None
-            try:
-                booking = real.book(asked, "crowd", latest=shift)
-            except QuotaExceeded:
-                refused += 1
-                continue
-            booked += 1
-            if roll.random() < 0.2:
-                cancel(real.windows, booking.message_id, booking.terms)
-                cancelled += 1
-    return booked, refused, cancelled
-
-
-def test_processes_on_one_scope_break_no_quota(redis_server: RedisServer) -> None:
-    with reserving(redis_server.url, QUOTAS) as real:
-        real.open()
-        counts = in_processes(PROCESSES, hammer, redis_server.url)
-        booked, refused, cancelled = (sum(column) for column in zip(*counts, strict=True))
-        members = real.members("crowd")
-        assert len(members) == booked - cancelled
-        assert pending(real.client, real.keys("crowd")) == set(members)
-        for quota in QUOTAS:
-            assert not model.is_broken(members.values(), (quota.count, quota.length_ms))
-        assert booked > 0
-        assert refused > 0

@@ -219,11 +219,6 @@ def scores(client: redis.Redis, key: str | bytes) -> dict[bytes, int]:
     return {member: int(score) for member, score in found}
 
 
-def pending(client: redis.Redis, keys: ShardKeys) -> set[UUID]:
-    found = cast(list[bytes], client.zrange(keys.pending, 0, -1))
-    return {UUID(bytes=member[:16]) for member in found}
-
-
 def times_of(real: Reserving, found: Iterable[Unconfirmed]) -> dict[UUID, datetime]:
     return {
         each.message_id: from_ms(int(cast(float, real.client.zscore(each.window, each.member))))
