@@ -25,8 +25,7 @@ from dispatcher.reservation.contents import Contents
 from dispatcher.reservation.encoding import ID_BYTES, id_of
 from dispatcher.reservation.windows import Windows
 from dispatcher.scope import Scope
-from dispatcher.times import zones
-from dispatcher.times.periods import UNIT_MS, CalendarUnit
+from dispatcher.times.periods import UNIT_MS, bounds
 from dispatcher.times.quiet_hours import Interval, united
 from dispatcher.times.send_time import from_ms, to_ms
 
@@ -35,12 +34,12 @@ MOST_READ = 10_000
 _MOST_STEPS = 54
 _MOST_SLOTS = 5
 _EVER = (0, 10**15)
-_STEPS: tuple[tuple[CalendarUnit, int], ...] = (
-    *(("minute", multiple) for multiple in (1, 2, 5, 10, 15, 30)),
-    *(("hour", multiple) for multiple in (1, 2, 3, 4, 6, 12)),
-    ("day", 1),
-    ("week", 1),
-)  # fmt: skip
+_STEPS = (
+    *(minutes * UNIT_MS["minute"] for minutes in (1, 2, 5, 10, 15, 30)),
+    *(hours * UNIT_MS["hour"] for hours in (1, 2, 3, 4, 6, 12)),
+    UNIT_MS["day"],
+    UNIT_MS["week"],
+)
 
 StretchCount = tuple[int, int, int]
 """The start and the end of a stretch, and how many times are counted together there."""
@@ -285,22 +284,10 @@ def _reach(quotas: Sequence[AnyQuota], zone: str, start: int, end: int) -> Inter
 
 def _edges(start: int, end: int, zone: str) -> list[int]:
     """Return where the steps begin that local clocks make of a stretch, and where it ends."""
-    unit, multiple = next(
-        (unit, multiple)
-        for unit, multiple in _STEPS
-        if (end - start) <= _MOST_STEPS * UNIT_MS[unit] * multiple
-    )
-    calendar, rules = CalendarQuota(1, unit, zone), zones.rules(zone)
-    edges, last = [start], start
-    while last < end:
-        _, *bounds = calendar.bounds(last, _MOST_STEPS)
-        for at in bounds:
-            shown = zones.wall_at(at, rules)
-            index = shown.minute if unit == "minute" else shown.hour
-            if at < end and (multiple == 1 or index % multiple == 0):
-                edges.append(at)
-        last = bounds[-1]
-    return [*edges, end]
+    length = next(length for length in _STEPS if end - start <= _MOST_STEPS * length)
+    # One more for the step that has begun at the start, and for the hour that clocks go back.
+    begins = bounds(length, zone, start, _MOST_STEPS + 2)
+    return [start, *(at for at in begins if start < at < end), end]
 
 
 def _spans(intervals: Iterable[Interval]) -> tuple[Span, ...]:
