@@ -72,31 +72,36 @@ _NO_BLACKOUTS = Blackouts(_NO_END)
 
 Judged = tuple[tuple[RuleSet, ...], Blackouts]
 """The rule sets of some scopes, and the blackouts."""
-_ScriptTerms = tuple[bool, Judged]
-"""Terms as ``reserve.lua`` reads them: has the message extra words; rule sets and blackouts."""
+
+
+class _ScriptTerms(NamedTuple):
+    """Terms as ``reserve.lua`` reads them. ``extra``: the message has extra words."""
+
+    extra: bool
+    rules: tuple[RuleSet, ...]
+    blackouts: Blackouts
 
 
 class Rules:
     """The quotas of every kind of scope, as ``lua/rule.lua`` reads them."""
 
     def __init__(self, quotas: Mapping[str, Sequence[AnyQuota]]) -> None:
-        self._rolling: dict[str, tuple[Quota, ...]] = {}
-        self._calendars: dict[str, tuple[CalendarQuota, ...]] = {}
-        self._fixed: dict[str, RuleSet] = {}
-        for kind, of_kind in quotas.items():
-            self._rolling[kind] = tuple(quota for quota in of_kind if isinstance(quota, Quota))
-            self._calendars[kind] = tuple(
-                quota for quota in of_kind if isinstance(quota, CalendarQuota)
-            )
-            if not self._calendars[kind]:
-                self._fixed[kind] = self._rule_set(kind, ())
+        self._quotas = {
+            kind: sorted(of_kind, key=lambda quota: isinstance(quota, CalendarQuota))
+            for kind, of_kind in quotas.items()
+        }
+        self._calendars = {
+            kind: [quota for quota in of_kind if isinstance(quota, CalendarQuota)]
+            for kind, of_kind in quotas.items()
+        }
+        self._fixed = {
+            kind: self._rule_set(kind, ()) for kind in quotas if not self._calendars[kind]
+        }
         self.unchanging = cache(self._unchanging)
         """What :meth:`table` returns for scopes of these kinds, unless that depends on the time."""
 
     def quota(self, scope: Scope, index: int) -> AnyQuota:
-        ordered: tuple[AnyQuota, ...] = self._rolling[scope.kind]
-        ordered += self._calendars[scope.kind]
-        return ordered[index - 1]
+        return self._quotas[scope.kind][index - 1]
 
     def _unchanging(self, kinds: tuple[str, ...]) -> Judged | None:
         fixed = tuple(self._fixed[kind] for kind in kinds if kind in self._fixed)
@@ -161,8 +166,8 @@ class Rules:
                 table = self.unchanging(tuple(map(_kind, leg.scopes)))
             has_extra = submit is not None or judged != b"" or left_tail is not None
             if table is None:
-                table, encode = self.table(leg, asked_ms, step=step), _encoded
-            terms = (has_extra, table)
+                table, encode = self.table(leg, asked_ms, step=step), packed
+            terms = _ScriptTerms(has_extra, *table)
             number = numbers.setdefault(terms, len(numbers) + 1)
             at = b"%d" % asked_ms
             latest = at if latest_ms == asked_ms else b"%d" % latest_ms
@@ -177,12 +182,11 @@ class Rules:
         return names, [*words, encode(tuple(numbers)), *messages]
 
     def _rule_set(self, kind: str, bounds: Sequence[tuple[int, ...]]) -> RuleSet:
-        rolling, calendars = self._rolling[kind], self._calendars[kind]
-        quotas: tuple[AnyQuota, ...] = (*rolling, *calendars)
+        quotas, calendars = self._quotas[kind], self._calendars[kind]
         return RuleSet(
             longest_ms(quotas),
             min(quota.count for quota in quotas),
-            tuple((quota.count, quota.length_ms) for quota in rolling),
+            tuple((quota.count, quota.length_ms) for quota in quotas if isinstance(quota, Quota)),
             tuple((quota.count, edges) for quota, edges in zip(calendars, bounds, strict=True)),
         )
 
@@ -197,16 +201,5 @@ def _spans(quiet: Hours, zone: str, start_ms: int, end_ms: int) -> list[tuple[in
     return quiet.inside(zone, start_ms, end_ms)
 
 
-def _encoded(different: tuple[_ScriptTerms, ...]) -> bytes:
-    sets: dict[RuleSet, int] = {}
-    blackouts: dict[Blackouts, int] = {}
-    terms = []
-    for has_extra, (rule_sets, blackout) in different:
-        indexes = tuple(sets.setdefault(rule_set, len(sets) + 1) for rule_set in rule_sets)
-        covered = blackouts.setdefault(blackout, len(blackouts) + 1)
-        terms.append((int(has_extra), covered, indexes))
-    return packed((tuple(sets), tuple(blackouts), tuple(terms)))
-
-
-_encoded_once = lru_cache(maxsize=256)(_encoded)
+_encoded_once = lru_cache(maxsize=256)(packed)
 """For terms that do not depend on the time: others seldom come again."""

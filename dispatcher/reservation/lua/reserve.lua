@@ -5,9 +5,8 @@
 --       3... of each message: its duplicates HASH (only with an idempotency key), its window ZSETs
 -- ARGV  1 how far ahead of now the pending time is set, ms
 --       2 life of the duplicates HASHes, ms
---       3 {rule sets, lists of blackouts (rule.lua), terms}; of each different terms:
---         {1 if its messages have extra words, index of the blackouts, {index of the rule set of
---         each window}}
+--       3 {terms, ...}, all that differ: extra: 1 if their messages have extra words, rules: {rule set
+--         of each window}, blackouts (rule.lua)
 --       4... of each message: member (id of 16 bytes, and the tail of its last move), time asked for
 --       in ms, latest time to book in ms (= asked: book that time or nothing), index of its terms;
 --       extra words: hold ('' or a member that check.lua put at the time asked for, which needs no
@@ -35,14 +34,7 @@ if redis.call('EXISTS', KEYS[2]) == 0 then
   return {{'closed'}}
 end
 
-local sets, blackouts, terms = unpack(cmsgpack.unpack(ARGV[3]))
-for index, term in ipairs(terms) do
-  local rules = {}
-  for window, set in ipairs(term[3]) do
-    rules[window] = sets[set]
-  end
-  terms[index] = {extra = term[1] == 1, rules = rules, blackouts = blackouts[term[2]]}
-end
+local terms = cmsgpack.unpack(ARGV[3])
 local position = 4
 local key = 3
 local now
@@ -52,7 +44,7 @@ stretches = {}  -- each message of a campaign begins its search where the one be
 while ARGV[position] do
   local id, mine = ARGV[position], terms[tonumber(ARGV[position + 3])]
   local hold, present, fingerprint, words = '', '', '', 4
-  if mine.extra then
+  if mine.extra == 1 then
     hold, present, fingerprint = unpack(ARGV, position + 4, position + 6)
     words = 8
   end
