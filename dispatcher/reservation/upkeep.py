@@ -132,7 +132,6 @@ class Upkeep(Contents):
         self._tidy_cursors: dict[str, int] = {}
         self._rebuild = script("reservation/rebuild")
         self._confirm = script("reservation/confirm")
-        self._tidy = script("reservation/tidy")
 
     @property
     def memory(self) -> timedelta:
@@ -315,7 +314,7 @@ class Upkeep(Contents):
             calls.append(([entry.window, entry.keys.pending], words))
         with translated(ReservationsUnavailable):
             corrected: int = sum(replies_of(self._client, self._confirm, calls))
-            self._tidied({(entry.window, entry.keys) for entry in entries})
+        self._delete_old({(entry.window, entry.keys) for entry in entries})
         return corrected
 
     def release(self, rows: Sequence[Reserved]) -> None:
@@ -381,11 +380,22 @@ class Upkeep(Contents):
                     elif b"}:plan:" in name and self._client.pttl(name) == _FOR_EVER:
                         # What a killed plan left behind gets a life that ends.
                         self._client.pexpire(name, LIFE_MS)
-            return self._tidied(windows)
+        return self._delete_old(windows)
 
-    def _tidied(self, windows: Iterable[tuple[bytes, ShardKeys]]) -> int:
-        calls: list[Call] = [
-            ([window, keys.epoch], [KEEP_MS, f"reach:{scope_kind_of(window)}", _MOST_DELETED])
-            for window, keys in windows
-        ]
-        return sum(replies_of(self._client, self._tidy, calls))
+    def _delete_old(self, windows: Collection[tuple[bytes, ShardKeys]]) -> int:
+        """Delete what is older than the epoch promises: others may have longer quotas than we."""
+        now = self.now_ms()
+        reaches = self._ask(
+            ("HGET", keys.epoch, f"reach:{scope_kind_of(window)}") for window, keys in windows
+        )
+        before = {
+            window: now - int(reach) - KEEP_MS
+            for (window, _), reach in zip(windows, reaches, strict=True)
+            if reach is not None
+        }
+        pages = self._ask(
+            ("ZRANGEBYSCORE", window, "-inf", f"({at_ms}", "LIMIT", 0, _MOST_DELETED)
+            for window, at_ms in before.items()
+        )
+        old = zip(before, pages, strict=True)
+        return sum(self._ask(("ZREM", window, *members) for window, members in old if members))
