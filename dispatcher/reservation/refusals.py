@@ -126,7 +126,7 @@ class RefusalLog:
         self._client = client
         self._keys = LooseKeys(namespace)
         self._clock = clock
-        self._is_digest_shown = digest is not None
+        self._tell: Callable[[str], str | None] = str if digest else lambda _: None
         self._digest = digest or _plain_digest
 
     def note(self, refused: Sequence[tuple[BookingRequest, SlotRefused]]) -> None:
@@ -164,7 +164,7 @@ class RefusalLog:
         return Refusals(
             since=first,
             rules=_by_rule(hours, named),
-            last=tuple(self._shown(record) for record in islice(records, last)),
+            last=tuple(_shown(record, self._tell) for record in islice(records, last)),
         )
 
     def of(self, scopes: Sequence[str], *, last: int) -> tuple[LastRefusal, ...]:
@@ -174,11 +174,9 @@ class RefusalLog:
         Raises ReservationsUnavailable.
         """
         names = {self._digest(name): name for name in scopes}
-        marks = [digest.encode() for digest in names]
         [kept] = replies_to(self._client, [("LRANGE", self._keys.last_refusals, 0, -1)])
-        # A digest has 16 hex digits: no other part of a record looks like one.
-        texts = (text for text in kept if all(mark in text for mark in marks))
-        return tuple(self._shown(_Record.read(text), names) for text in islice(texts, last))
+        records = (record for record in map(_Record.read, kept) if names.keys() <= {*record.scopes})
+        return tuple(_shown(record, names.get) for record in islice(records, last))
 
     def _write(self, refused: Sequence[tuple[BookingRequest, SlotRefused]]) -> None:
         now_ms = to_ms(self._clock.now())
@@ -220,21 +218,18 @@ class RefusalLog:
             quiet_hours=quiet_hours,
         )
 
-    def _shown(self, record: _Record, names: Mapping[str, str] | None = None) -> LastRefusal:
-        scope = record.scopes[record.full] if record.full >= 0 else ""
-        if names is not None:
-            scope = names.get(scope, "")
-        elif not self._is_digest_shown:
-            scope = ""
-        return LastRefusal(
-            at=from_ms(record.at),
-            kind=record.kind,
-            quota=record.quota or None,
-            send_at=from_ms(record.asked_ms),
-            next_slot=from_ms(record.slot),
-            scope=scope or None,
-            quiet_hours=record.quiet_hours or None,
-        )
+
+def _shown(record: _Record, tell: Callable[[str], str | None]) -> LastRefusal:
+    """Return a record for callers; ``tell`` says what they see of the digest of its scope."""
+    return LastRefusal(
+        at=from_ms(record.at),
+        kind=record.kind,
+        quota=record.quota or None,
+        send_at=from_ms(record.asked_ms),
+        next_slot=from_ms(record.slot),
+        scope=tell(record.scopes[record.full]) if record.full >= 0 else None,
+        quiet_hours=record.quiet_hours or None,
+    )
 
 
 def _by_rule(hours: Iterable[Mapping[bytes, bytes]], named: str | None) -> tuple[RuleRefusals, ...]:

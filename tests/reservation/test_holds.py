@@ -28,7 +28,6 @@ from tests.support.reserving import (
     reserve,
     reserving,
     stored,
-    win,
 )
 from tests.support.reserving import move as booked_move
 
@@ -93,31 +92,6 @@ def between(real: Reserving, monkeypatch: pytest.MonkeyPatch) -> Callable[[Happe
         monkeypatch.setattr(shards, "_run_once", call)
 
     return arrange
-
-
-def test_late_copies_of_the_calls_of_a_long_search_lose_nothing(real: Reserving) -> None:
-    """A time that was held, and refused, is not that of the reservation."""
-    message_id, calls = book(real, AWAY), []
-    run = real.windows.shards._run
-
-    def noted(*call: Any) -> Any:
-        calls.append(call)
-        return run(*call)
-
-    vars(real.windows.shards)["_run"] = noted
-    real.client.zadd(real.keys("ada").window("ada"), {new_id().bytes: BASE + STEP + 1})
-    moving = booked_move(
-        real.windows,
-        message_id,
-        terms=ADA,
-        send_at=from_ms(BASE + LENGTH),
-        latest=from_ms(BASE * 2),
-    )
-    win(real.windows, moving)
-    assert any(script == real.windows.shards._check for script, _ in calls)
-    for call in calls:
-        run(*call)
-        assert real.places(OWN)[moving.member] == moving.asked_ms > BASE + LENGTH
 
 
 def test_a_slot_freed_during_a_slow_judgement_is_free(

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from dispatcher.errors import DuplicateUnderWay, QuotaExceeded, ReservationsUnavailable
+from dispatcher.errors import DuplicateUnderWay, QuotaExceeded
 from dispatcher.message import new_id
 from dispatcher.quota import AnyQuota, Quota
 from dispatcher.redis.keys import shard_of
@@ -273,42 +273,3 @@ def test_a_stored_message_relies_on_its_duplicate_whatever_the_answer(real: Rese
     [answer] = real.windows.book([request])
     assert isinstance(answer, DuplicateUnderWay)
     assert not real.client.hexists(first.keys.duplicates(ours.name), f"by:{ours.token}")
-
-
-@pytest.mark.parametrize("submit", [None, Submit("key", "print")], ids=["plain", "keyed"])
-@pytest.mark.parametrize("many", [1, 2])
-def test_a_reply_that_is_lost_at_any_step_leaves_nothing_under_new_ids(
-    real: Reserving, monkeypatch: pytest.MonkeyPatch, submit: Submit | None, many: int
-) -> None:
-    """The first reservation is released, as the channel has room only a second later."""
-    fill(real, WHOLE, NOON, NOON, NOON)
-    before, run, windows = real.dump(), real.windows.shards._run, real.windows
-    left = 0
-
-    def lose(*given: Any) -> Any:
-        nonlocal left
-        replies = run(*given)
-        left -= 1
-        if not left:
-            raise ReservationsUnavailable("away")
-        return replies
-
-    monkeypatch.setattr(real.windows.shards, "_run", lose)
-    for number in range(1, 100):
-        latest = ms(NOON + HOUR)
-        asked = [BookingRequest(new_id(), terms(), ms(NOON), latest, submit)]
-        asked += [BookingRequest(new_id(), terms(named(EARLY)), ms(NOON), latest)][: many - 1]
-        left = number
-        try:
-            found = windows.book(asked)
-        except ReservationsUnavailable:
-            left = 0
-            windows.withdraw(asked)
-            assert real.dump() == before
-        else:
-            break
-    assert number > 4
-    slots = [each for each in found if isinstance(each, Slot)]
-    assert [each.request == request for each, request in zip(slots, asked, strict=True)] == (
-        [False] * many
-    )

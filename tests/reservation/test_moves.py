@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
 from uuid import UUID
 
 import pytest
 
-from dispatcher.errors import QuotaExceeded, ReservationsUnavailable
+from dispatcher.errors import QuotaExceeded
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import shard_of
-from dispatcher.redis.scripts import source
 from dispatcher.reservation.booking import BookingRequest, Slot, Terms
 from dispatcher.reservation.encoding import member_of
 from dispatcher.scope import OWN_SCOPE, counted
-from tests.support.proxy import Proxy
 from tests.support.reserving import (
     SHARDS,
     Reserving,
@@ -25,7 +22,6 @@ from tests.support.reserving import (
     ms,
     named,
     reserve,
-    reserving,
     win,
 )
 from tests.support.reserving import move as booked_move
@@ -74,18 +70,6 @@ def real(opened: Opened) -> Reserving:
     return opened(Quota(1, 60_000), further=FURTHER)
 
 
-@pytest.fixture
-def through(proxy: Proxy) -> Iterator[Reserving]:
-    """Give the same through a line that can be broken."""
-    url = f"redis://127.0.0.1:{proxy.port}"
-    with reserving(url, [Quota(1, 60_000)], further=FURTHER, retries=3, timeout=1.0) as real:
-        real.open()
-        # The lines are broken at the n-th command: none of them may be a script that Redis lacks.
-        for name in ("reserve", "release"):
-            real.client.script_load(source(f"reservation/{name}"))
-        yield real
-
-
 def book(real: Reserving, terms: Terms, at: datetime = NOON) -> UUID:
     return reserve(real.windows, new_id(), terms=terms, send_at=at).message_id
 
@@ -122,80 +106,6 @@ def sweep(real: Reserving, store: Store) -> int:
         found = real.upkeep.unconfirmed(older_than=timedelta(0), limit=100)
         corrected += real.upkeep.confirm(found, store)
     return corrected
-
-
-@pytest.mark.parametrize("lost", [1, 2, 3])
-def test_a_lost_reply_of_a_move_books_once(
-    through: Reserving, proxy: Proxy, terms: Terms, lost: int
-) -> None:
-    message_id = book(through, terms)
-    proxy.drop_reply(message_id.bytes, times=lost)
-    moving = booked_move(through.windows, message_id, terms=terms, send_at=NOON, latest=NOON + HOUR)
-    assert proxy.dropped == lost
-    assert moving.asked_ms == ms(NOON), "not shifted away from its own second place"
-    stands(through, terms, old=(message_id, NOON), new=(moving.member, NOON))
-
-
-@pytest.mark.parametrize("nth", [1, 2, 3])
-def test_a_move_that_is_not_answered_is_undone_when_redis_is_back(
-    through: Reserving, proxy: Proxy, nth: int
-) -> None:
-    message_id = book(through, SEVERAL)
-    proxy.drop_reply(message_id.bytes, nth=nth, times=4)  # one shard, with all retries
-    with pytest.raises(ReservationsUnavailable):
-        move(through, message_id, SEVERAL, NOON + HOUR)
-    assert proxy.dropped == 4
-    stands(through, SEVERAL, old=(message_id, NOON))
-
-
-@pytest.mark.parametrize("is_won", [True, False])
-def test_late_copies_of_the_calls_of_a_move_lose_nothing(
-    real: Reserving, terms: Terms, is_won: bool
-) -> None:
-    """As they come when a line broke and the call was made again on another one."""
-    message_id = book(real, terms)
-    shards, calls = real.windows.shards, []
-    run = shards._run
-
-    def noted(*call: Any) -> Any:
-        calls.append(call)
-        return run(*call)
-
-    vars(shards)["_run"] = noted
-    moving = move(real, message_id, terms, NOON + HOUR)
-    old = moving._replace(tail="")
-    real.windows.withdraw([old if is_won else moving])
-    kept = {moving.member: ms(NOON + HOUR)} if is_won else {message_id.bytes: ms(NOON)}
-    assert places(real, terms) == kept
-    for call in calls:
-        run(*call)
-        assert all(real.places(scope).items() >= kept.items() for scope in terms.scopes)
-    store = (NOON + HOUR, moving.tail) if is_won else (NOON, "")
-    sweep(real, {message_id: store})
-    assert places(real, terms) == kept
-
-
-def test_the_rounds_of_a_search_have_different_tails(real: Reserving) -> None:
-    """A late copy of what drops the first one drops no later one."""
-    message_id = book(real, SEVERAL)
-    (full,) = [scope for scope in SEVERAL.scopes if scope.kind == "tenant"]
-    for n in range(4):
-        book(real, Terms((full,)), NOON + 5 * HOUR + n * SECOND)
-    members: list[bytes] = []
-    shards = real.windows.shards
-    book_legs = shards.book
-
-    def noted(asked: Sequence[Any], **named: Any) -> Any:
-        members.extend(booking.member for _, booking in asked)
-        return book_legs(asked, **named)
-
-    vars(shards)["book"] = noted
-    moving = booked_move(
-        real.windows, message_id, terms=SEVERAL, send_at=NOON + 5 * HOUR, latest=NOON + 7 * HOUR
-    )
-    assert moving.asked_ms == ms(NOON + 6 * HOUR)
-    assert moving.member == members[-1]
-    assert members[0] != members[-1]
 
 
 @pytest.mark.parametrize("stored", ["old", "new", "a third", "nothing"])
