@@ -1,4 +1,4 @@
-"""A call is lost, comes twice, or a copy of it comes late: one reservation, or none and an error.
+"""Calls of bookings and moves are lost, come twice or late; processes die: one reservation or none.
 
 What clients are told of a Redis that is away, full or evicting is in
 ``tests/submission/test_reservation_faults.py``.
@@ -27,7 +27,6 @@ from tests.support.reserving import (
     little_at_once,
     ms,
     named,
-    reserve,
     reserving,
 )
 from tests.support.servers import RedisServer
@@ -63,54 +62,53 @@ class Act:
     Members around noon take more than one call to judge, where a script does little at once.
     """
 
-    def __init__(self, real: Reserving, terms: Terms, how: str, *, is_full: bool) -> None:
-        self.windows, self.terms, self._real = real.windows, terms, real
-        self.moves = how == "move"
+    def __init__(self, real: Reserving, terms: Terms, how: str, *, is_full: bool = False) -> None:
+        self.real, self.terms, self.moves = real, terms, how == "move"
+        self._others: set[bytes] = set()
         for scope in terms.scopes:
             self._fill(scope, -50, 50)
         if is_full:  # the last shard refuses what the others have booked
             self._fill(terms.scopes[-1], 0, 0)
         self.at_ms = ms(NOON) + 60_000 * is_full
         message_id = new_id()
+        self.present = BookingRequest(message_id, terms, ms(EARLY), ms(EARLY))
         if self.moves:
-            reserve(real.windows, message_id, terms=terms, send_at=EARLY)
+            real.windows.book([self.present])
         submit = Submit("key", "print") if how == "book with a key" else None
         self.request = BookingRequest(message_id, terms, ms(NOON), ms(LATEST), submit)
         self.before = self.state()
 
     def _fill(self, scope: Scope, *seconds: int) -> None:
-        window = self._real.keys(scope.home).window(scope.name, scope.kind)
-        self._real.client.zadd(window, {new_id().bytes: ms(NOON) + 1_000 * n for n in seconds})
+        members = {new_id().bytes: ms(NOON) + 1_000 * second for second in seconds}
+        self.real.client.zadd(self.real.keys(scope.home).window(scope.name, scope.kind), members)
+        self._others |= members.keys()
 
-    def __call__(self) -> Slot:
-        [slot] = (self.windows.move_many if self.moves else self.windows.book)([self.request])
+    def __call__(self) -> BookingRequest:
+        windows = self.real.windows
+        [slot] = (windows.move_many if self.moves else windows.book)([self.request])
         assert isinstance(slot, Slot)
         assert slot.at_ms == self.at_ms
-        return slot
+        return slot.booked
+
+    def places(self) -> list[dict[bytes, int]]:
+        """Return what each window has beside the members of others."""
+        windows = map(self.real.places, self.terms.scopes)
+        return [{m: at for m, at in window.items() if m not in self._others} for window in windows]
+
+    def stands(self, *kept: BookingRequest) -> bool:
+        """Whether every window has exactly these."""
+        return self.places() == [{each.member: each.asked_ms for each in kept}] * len(self.places())
 
     def state(self) -> tuple[Any, ...]:
-        places = {scope: self._real.places(scope) for scope in self.terms.scopes}
-        return places, self._real.unconfirmed(), {*self._real.client.keys("*:duplicates:*")}
+        return self.places(), self.real.unconfirmed(), self.real.client.keys("*:duplicates:*")
 
-    def has(self, *slots: BookingRequest) -> bool:
-        """Whether each of these stands in every window."""
-        members = {slot.member: slot.asked_ms for slot in slots}.items()
-        return all(self._real.places(scope).items() >= members for scope in self.terms.scopes)
-
-    def added(self) -> set[bytes]:
-        """Return what the windows have beside what they had before the act."""
-        places, _, _ = self.before
-        return {
-            member
-            for scope in self.terms.scopes
-            for member in self._real.places(scope).keys() - places[scope].keys()
-        }
-
-    def reconcile(self, kept: BookingRequest) -> None:
-        """Settle everything by a store that has the message at this time."""
-        upkeep, stored = self._real.upkeep, {kept.message_id: (from_ms(kept.asked_ms), kept.tail)}
-        while found := upkeep.unconfirmed(older_than=timedelta(0), limit=100):
-            upkeep.confirm(found, stored)
+    def reconcile(self, row: BookingRequest | None) -> int:
+        """Settle everything by what a store has; return what was corrected."""
+        upkeep, corrected = self.real.upkeep, 0
+        stored = {row.message_id: (from_ms(row.asked_ms), row.tail)} if row else {}
+        while waiting := upkeep.unconfirmed(older_than=timedelta(0), limit=100):
+            corrected += upkeep.confirm(waiting, stored)
+        return corrected
 
 
 @pytest.fixture(params=CASES, ids=" - ".join)
@@ -126,47 +124,63 @@ def act(
     return Act(real, TERMS[terms], how, is_full=search == "full")
 
 
+@pytest.fixture(params=TERMS)
+def move(request: pytest.FixtureRequest, opened: Callable[..., Reserving]) -> Act:
+    return Act(opened(QUOTA, further=FURTHER), TERMS[request.param], "move")
+
+
 def test_calls_that_come_twice_book_once(act: Act) -> None:
     """As where a reply is lost, and the client asks again."""
-    shards = act.windows.shards
+    shards = act.real.windows.shards
     run = shards._run
     vars(shards)["_run"] = lambda *call: (run(*call), run(*call))[1]
-    booked = act().booked
-    assert act.added() == {booked.member}
-    assert act.has(booked)
+    booked = act()
+    assert act.stands(booked, act.present) if act.moves else act.stands(booked)
 
 
-def test_a_reply_that_is_lost_at_any_step_leaves_nothing(act: Act) -> None:
-    shards = act.windows.shards
+class Death(BaseException):
+    """No call of this process reaches Redis any more."""
+
+
+@pytest.mark.parametrize("fault", [ReservationsUnavailable("away"), Death()], ids=["lost", "dies"])
+def test_a_fault_after_any_step_leaves_nothing(act: Act, fault: BaseException) -> None:
+    """What a process that died has left, reconcile releases."""
+    shards = act.real.windows.shards
     run, left = shards._run, 0
 
-    def lose(*call: Any) -> Any:
+    def fail(*call: Any) -> Any:
         nonlocal left
-        replies = run(*call)
         left -= 1
-        if not left:
-            raise ReservationsUnavailable("away")
+        if left < 0 and isinstance(fault, Death):
+            raise fault
+        replies = run(*call)
+        if left == 0:
+            raise fault
         return replies
 
-    vars(shards)["_run"] = lose
+    vars(shards)["_run"] = fail
     for number in range(1, 1_000):
         left = number
         try:
             act()
-        except ReservationsUnavailable:
-            left = 0
+        except type(fault):
+            left = 1_000
+            if isinstance(fault, Death):
+                act.reconcile(act.present if act.moves else None)
+                assert act.places() == act.before[0]
+                continue
             if not act.moves:  # else move_many withdraws
-                act.windows.withdraw([act.request])
+                act.real.windows.withdraw([act.request])
             assert act.state() == act.before
         else:
             break
-    assert number > len(act.windows.legs(act.terms))
+    assert number > len(act.real.windows.legs(act.terms))
 
 
 @pytest.mark.parametrize("is_won", [True, False], ids=["won", "given up"])
 def test_late_copies_of_calls_lose_nothing(act: Act, is_won: bool) -> None:
     """As they come when a line broke and the call was made again on another one."""
-    shards, calls = act.windows.shards, list[Any]()
+    shards, calls = act.real.windows.shards, list[Any]()
     run = shards._run
 
     def noted(*call: Any) -> Any:
@@ -174,17 +188,53 @@ def test_late_copies_of_calls_lose_nothing(act: Act, is_won: bool) -> None:
         return run(*call)
 
     vars(shards)["_run"] = noted
-    kept = act().booked
+    kept = act()
     if act.moves:
-        present = kept._replace(tail="", asked_ms=ms(EARLY))
-        lost, kept = (present, kept) if is_won else (kept, present)
-        act.windows.withdraw([lost])
+        lost, kept = (act.present, kept) if is_won else (kept, act.present)
+        act.real.windows.withdraw([lost])
     for call in calls:
         run(*call)
-        assert act.has(kept)
+        assert all(window[kept.member] == kept.asked_ms for window in act.places())
     act.reconcile(kept)
-    assert act.added() <= {kept.member}
-    assert act.has(kept)
+    assert act.stands(kept)
+
+
+@pytest.mark.parametrize("stored", ["present", "booked", "a third", "nothing"])
+@pytest.mark.parametrize("is_known", [True, False], ids=["confirmed before", "not yet"])
+def test_of_a_dead_move_reconcile_keeps_what_the_row_has(
+    move: Act, stored: str, is_known: bool
+) -> None:
+    if is_known:
+        move.reconcile(move.present)
+    booked = move()
+    third = booked._replace(tail="0badcafe", asked_ms=ms(LATEST))
+    row = {"present": move.present, "booked": booked, "a third": third}.get(stored)
+    assert move.reconcile(row) == (len(move.terms.scopes) if stored == "a third" else 0)
+    assert move.stands(row) if row else move.stands()
+
+
+def test_what_is_younger_than_was_asked_stays(move: Act) -> None:
+    upkeep = move.real.upkeep
+    waiting = upkeep.unconfirmed(older_than=timedelta(0), limit=100)
+    booked = move()
+    assert upkeep.unconfirmed(older_than=timedelta(minutes=1), limit=100) == []
+    late = [entry._replace(before_ms=0) for entry in waiting]
+    assert upkeep.confirm(late, {}) == 0, "it was asked for again since"
+    assert move.stands(move.present, booked)
+
+
+def test_a_stale_read_of_the_sweep_loses_nothing(move: Act) -> None:
+    """It puts back what another move has released, and looks at that again."""
+    dead, upkeep = move(), move.real.upkeep
+    waiting = upkeep.unconfirmed(older_than=timedelta(0), limit=100)
+    move.at_ms += 60_000  # the dead one counts
+    last = move()
+    move.real.windows.withdraw([move.present])
+    upkeep.confirm(waiting, {dead.message_id: (EARLY, "")})
+    assert all(window[last.member] == last.asked_ms for window in move.places())
+    assert not any(dead.member in window for window in move.places())
+    move.reconcile(last)
+    assert move.stands(last)
 
 
 def test_a_silent_line_is_reported_in_bounded_time(proxy: Proxy, redis_server: RedisServer) -> None:

@@ -20,14 +20,11 @@ from dispatcher.reservation.booking import BookingRequest, Terms
 from dispatcher.reservation.upkeep import Reserved
 from dispatcher.scope import OWN_SCOPE, Scope, counted, own_scope
 from dispatcher.times.send_time import from_ms
-from tests.support.proxy import Proxy
 from tests.support.reserving import (
     Reserving,
     cancel,
     little_at_once,
     reserve,
-    reserving,
-    stored,
 )
 from tests.support.reserving import move as booked_move
 
@@ -130,29 +127,6 @@ def test_a_rebuild_in_between_is_an_error_that_leaves_nothing(
         stands(real, (message_id, AWAY))
     else:
         assert real.places(OWN) == {}
-
-
-@pytest.mark.parametrize("moves", [False, True], ids=["book", "move"])
-def test_a_hold_of_a_process_that_died_is_settled_by_reconcile(
-    real: Reserving, proxy: Proxy, moves: bool
-) -> None:
-    message_id = book(real, AWAY)
-    with reserving(f"redis://127.0.0.1:{proxy.port}", QUOTAS, retries=0) as cut:
-        proxy.drop_reply(f"{ASKED}".encode(), nth=3, then_refuse=True)
-        with pytest.raises(ReservationsUnavailable):
-            _ = move(cut, message_id, ASKED) if moves else book(cut, ASKED)
-        proxy.pass_all()
-    (hold,) = (member for member, _ in real.unconfirmed() if len(member) > 16)
-    assert real.places(OWN)[hold] == ASKED
-    with pytest.raises(QuotaExceeded):
-        book(real, ASKED + 1)
-    found = real.upkeep.unconfirmed(older_than=timedelta(0), limit=10)
-    assert {each.member for each in found} == {message_id.bytes, hold}
-    assert real.upkeep.confirm(found, stored({message_id: from_ms(AWAY)})) == 0
-    assert real.unconfirmed() == set()
-    assert hold not in real.places(OWN)
-    cancel(real.windows, message_id, ADA)
-    stands(real, (book(real, ASKED + 1), ASKED + 1))
 
 
 def lose_while_judging(

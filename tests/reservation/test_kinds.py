@@ -23,6 +23,7 @@ from tests.support.reserving import (
     Reserving,
     calls_of,
     cancel,
+    little_at_once,
     move,
     ms,
     named,
@@ -273,3 +274,37 @@ def test_a_stored_message_relies_on_its_duplicate_whatever_the_answer(real: Rese
     [answer] = real.windows.book([request])
     assert isinstance(answer, DuplicateUnderWay)
     assert not real.client.hexists(first.keys.duplicates(ours.name), f"by:{ours.token}")
+
+
+@pytest.mark.parametrize("most_read", [None, 9], ids=["in one call", "in several"])
+@pytest.mark.parametrize(
+    ("most", "kinds"),
+    [(1, ()), (1, ("channel.sms",)), (9, ("channel.sms",))],
+    ids=["one shard", "two", "the second one refuses"],
+)
+def test_each_of_many_moves_searches_as_if_its_own_time_were_free(
+    opened: Opened,
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
+    kinds: Sequence[str],
+    most_read: int | None,
+) -> None:
+    """What the search of one has found to be full is not full for the next one."""
+    if most_read is not None:
+        monkeypatch.setattr("dispatcher.reservation.shards.script", little_at_once(most_read))
+    real = opened(Quota(most, 60_000), further={kind: [Quota(1, 60_000)] for kind in kinds})
+    of = Terms(counted([OWN_SCOPE, *kinds], scope="ada", channel="sms"))
+    assert len(real.windows.legs(of)) == 1 + len(kinds)
+    ids = [
+        reserve(real.windows, new_id(), terms=of, send_at=NOON + n * MINUTE).message_id
+        for n in range(30)
+    ]
+    asked, until = ms(NOON + SECOND), ms(NOON + HOUR)
+    [refused] = real.windows.move_many([BookingRequest(ids[15], of, asked, asked)])
+    assert isinstance(refused, QuotaExceeded)
+    assert refused.next_slot == NOON + 15 * MINUTE
+    moves = [BookingRequest(each, of, asked, until) for each in (ids[0], ids[15], ids[-1])]
+    slots = real.windows.move_many(moves)
+    assert [slot.at_ms for slot in slots if isinstance(slot, Slot)] == [
+        ms(NOON + n * MINUTE) for n in (30, 15, 29)
+    ]

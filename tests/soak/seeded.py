@@ -259,8 +259,7 @@ BUGS = {
                 "if word == 'ZSCORE' then return false end", "reservation/reserve"
             )
         },
-        test="tests/reservation/test_faults.py::"
-        "test_a_lost_reply_of_a_booking_leaves_exactly_one_member",
+        test="tests/reservation/test_faults.py::test_calls_that_come_twice_book_once",
     ),
 }
 
