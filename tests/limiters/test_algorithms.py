@@ -14,6 +14,7 @@ from dispatcher.limiters import (
     Concurrency,
     CounterPerKey,
     FixedWindow,
+    Limits,
     SlidingList,
     SlidingLog,
     State,
@@ -45,6 +46,15 @@ def test_an_id_used_again_for_fewer_permits_revives_none_of_the_first(
     assert limiter.peek("ada").remaining == 5
 
 
+def test_an_id_is_known_while_the_longest_log_has_it(moved: Clocked) -> None:
+    hour = SlidingLog(5, "hour")
+    limiter = Limits([hour, SlidingLog(5, "minute")]).on(moved)
+    for _ in range(2):
+        assert limiter.acquire("ada", permit="x").granted == 1
+        moved.advance(2 * MINUTE)
+    assert hour.on(moved).peek("ada").remaining == 4
+
+
 def test_a_permit_is_given_back_right_after_it_was_taken(redis_client: redis.Redis) -> None:
     limiter = CounterPerKey(5, "minute").on(redis_client)
     decisions = [limiter.acquire(f"{number}") for number in range(300)]
@@ -64,6 +74,8 @@ def test_a_permit_taken_in_the_millisecond_in_which_older_ids_end_is_remembered(
     moved.advance(MS)
     assert limiter.acquire("ada", permit="x").remaining == 3
     assert limiter.acquire("ada", permit="old").remaining == 2, "no longer than two spans"
+    moved.advance(span)
+    assert limiter.acquire("ada", permit="x").remaining == 2, "for a span, wherever that began"
 
 
 def test_a_counter_is_a_number_that_get_shows(redis_client: redis.Redis) -> None:

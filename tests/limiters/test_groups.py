@@ -21,6 +21,7 @@ from dispatcher.limiters import (
     Request,
     SlidingList,
     SlidingLog,
+    State,
 )
 from dispatcher.limiters import limiter as limiter_module
 from tests.support.limiters import COUNTED, MINUTE, MS, START_US, Clocked
@@ -104,6 +105,15 @@ def test_a_refusal_of_one_limit_keeps_no_place_in_another(moved: Clocked) -> Non
     assert waits[4] > waits[3]
 
 
+def test_a_request_that_is_never_granted_makes_no_other_one_wait(moved: Clocked) -> None:
+    limits = [FixedWindow(1, "hour", name="scope"), FixedWindow(2, "second", name="channel")]
+    limiter = Limits(limits).on(moved, tag="t")
+    full = [Request((key, "sms")) for key in ("ada", "ben")]
+    decisions = limiter.acquire_each([*full, Request(("cleo", "sms"), 2), Request(("dora", "sms"))])
+    assert [each.state for each in decisions[2:]] == [State.OVERSIZED, State.REFUSED]
+    assert decisions[3].retry_after == SECOND
+
+
 def test_a_large_group_is_asked_in_several_scripts(redis_client: redis.Redis) -> None:
     each_kept, counted = SlidingLog(9_000, "hour"), FixedWindow(10_000_000, "hour", name="x")
     groups = [
@@ -166,7 +176,7 @@ def test_a_group_that_is_cut_is_decided_as_if_it_were_not(
 def test_permits_freed_between_two_scripts_go_to_requests_refused_before(
     make: Callable[[int, timedelta], Algorithm], moved: Clocked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limiter_module, "_MOST_IN_A_SCRIPT", 2)
+    monkeypatch.setattr(limiter_module, "_MOST_IN_A_SCRIPT", 1)
     limiter, real = make(1, SECOND).on(moved), limiter_module.Operations._acquire_part
 
     async def later(*args: Any) -> Any:
@@ -176,7 +186,7 @@ def test_permits_freed_between_two_scripts_go_to_requests_refused_before(
 
     monkeypatch.setattr(limiter_module.Operations, "_acquire_part", later)
     decisions = limiter.acquire_each([Request("sms")] * 6)
-    assert [each.granted for each in decisions] == [1, 0, 0, 0, 0, 0]
+    assert [each.allowed for each in decisions] == [True, False, False, False, False, False]
 
 
 def test_a_group_of_several_keys_needs_a_tag(redis_client: redis.Redis) -> None:
