@@ -91,14 +91,10 @@ class Transition(StrEnum):
     """Given another time by its caller."""
 
 
-_LEVELS = {
-    Transition.ENQUEUED: logging.DEBUG,
-    Transition.SNOOZED: logging.DEBUG,
-    Transition.FAILED: logging.WARNING,
-    Transition.HELD: logging.WARNING,
-    Transition.RESCUED: logging.WARNING,
-}
-
+_OFTEN = (Transition.ENQUEUED, Transition.SNOOZED)
+"""Steps that every message takes, or takes often, and that change nothing for its caller."""
+_GRAVE = (Transition.FAILED, Transition.HELD, Transition.RESCUED)
+_LEVELS = dict.fromkeys(_OFTEN, logging.DEBUG) | dict.fromkeys(_GRAVE, logging.WARNING)
 
 _REASONS: tuple[tuple[type[DispatcherError], str], ...] = (
     (QuotaExceeded, "quota"),
@@ -226,8 +222,6 @@ _AT_ONCE = 500
 _MOST_FOR_HOOKS, _MOST_FOR_STREAM = 10_000, 50_000
 """Events that may wait."""
 _BEGINNING = "0-0"
-_LEFT_OUT = frozenset({Transition.ENQUEUED, Transition.SNOOZED})
-"""Steps that every message takes, or takes often, and that change nothing for its caller."""
 _AT_HAND = frozenset({Transition.SCHEDULED, Transition.RESCHEDULED})
 """Reported with the message that the statement returned: nothing is read."""
 _OPEN = {Status.SCHEDULED, Status.SENDING}
@@ -402,7 +396,7 @@ class EventStream:
         self.close = self._backlog.close
 
     def on_event(self, event: Event) -> None:
-        if event.kind not in _LEFT_OUT:
+        if event.kind not in _OFTEN:
             self._backlog.add(event)
 
     def last(self) -> str:

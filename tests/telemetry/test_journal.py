@@ -415,6 +415,7 @@ BROKE = PerhapsSent("the line broke")
 HOLD, LATE, LATER = (
     {"on_unknown": "hold"}, {"expire_after": timedelta(seconds=1)}, {"send_in": timedelta(hours=2)},
 )  # fmt: skip
+LEVELS = {"enqueued": "DEBUG", **dict.fromkeys(("failed", "held", "rescued"), "WARNING")}
 STORIES: list[tuple[dict[str, Any], list[Act], list[tuple[str, int | None, str | None]]]] = [
     ({}, [deliver()], [("sent", 1, None)]),
     ({}, [deliver(BUSY)], [("retried", 1, "temporary")]),
@@ -462,6 +463,8 @@ def test_each_transition_of_a_message_is_a_line(
     for act in acts:
         act(house, message)
     assert told(message, "transition", "attempt", "outcome")[len(begun) :] == lines
+    for transition, level in told(message, "transition", "levelname"):
+        assert level == LEVELS.get(transition, "INFO")
 
 
 def test_a_line_says_when_a_message_is_sent_and_to_whom(build: Build, told: Any) -> None:
