@@ -3,61 +3,56 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from uuid import UUID
+from itertools import pairwise
+from operator import attrgetter
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.celery.queue import EARLY, TaskGroup, Ticket, group
+from dispatcher.celery.queue import EARLY, Ticket, group
 from dispatcher.message import new_id
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
 MS = timedelta(milliseconds=1)
 COALESCE = 50 * MS
+KIND = attrgetter("alone", "channel", "is_first")
 
-
-def ticket(offset_ms: int, channel: str = "sms") -> Ticket:
-    return Ticket(new_id(), channel, NOON + offset_ms * MS)
-
-
-def grouped(tickets: list[Ticket], size: int = 50) -> list[TaskGroup]:
-    return list(group(tickets, coalesce=COALESCE, size=size))
-
-
-def test_repeated_messages_go_in_the_task_of_the_last_of_them() -> None:
-    """Before its turn it would ask for its permit in vain."""
-    first, second = ticket(0), ticket(50)
-    again = [each._replace(is_first=False) for each in (ticket(10), ticket(40))]
-    assert grouped([*again, first, second]) == [
-        TaskGroup("sms", tuple(each.message_id for each in again), again[1].due_at, False),
-        TaskGroup("sms", (first.message_id, second.message_id), first.due_at - EARLY),
-    ]
-
-
-def test_a_lone_message_shares_no_task() -> None:
-    first, alone, second = ticket(0), ticket(1)._replace(alone=True), ticket(2)
-    found = {each.message_ids for each in grouped([first, alone, second])}
-    assert found == {(alone.message_id,), (first.message_id, second.message_id)}
-
-
-tickets = st.lists(
-    st.builds(ticket, st.integers(0, 300), st.sampled_from(["sms", "email"])), max_size=40
+tickets_of_all_kinds = st.lists(
+    st.builds(
+        lambda *facts: Ticket(new_id(), *facts),
+        st.sampled_from(["sms", "email"]),
+        st.integers(0, 300).map(lambda offset: NOON + offset * MS),
+        st.sampled_from([False, False, True]),
+        st.booleans(),
+    ),
+    max_size=40,
 )
 
 
-@given(tickets=tickets, size=st.integers(1, 6))
+@given(tickets=tickets_of_all_kinds, size=st.integers(1, 6))
 def test_every_message_is_in_exactly_one_group_that_keeps_the_bounds(
     tickets: list[Ticket], size: int
 ) -> None:
-    groups = grouped(tickets, size)
-    by_id: dict[UUID, Ticket] = {each.message_id: each for each in tickets}
-    ids = [message_id for each in groups for message_id in each.message_ids]
-    assert sorted(ids) == sorted(by_id)
-    for each in groups:
-        members = [by_id[message_id] for message_id in each.message_ids]
-        assert 1 <= len(members) <= size
+    """A task of repeated messages begins with the last: before its turn it asks in vain."""
+    groups = list(group(tickets, coalesce=COALESCE, size=size))
+    by_id = {ticket.message_id: ticket for ticket in tickets}
+    assert sorted(id_ for task in groups for id_ in task.message_ids) == sorted(by_id)
+    for task in groups:
+        members = [by_id[message_id] for message_id in task.message_ids]
+        assert 1 <= len(members) <= (1 if members[0].alone else size)
         due = [member.due_at for member in members]
         assert due == sorted(due)
-        assert due[0] - EARLY == each.begins_at
-        assert {member.channel for member in members} == {each.channel}
+        assert task.begins_at == (due[0] - EARLY if task.is_first else due[-1])
+        kinds = {(member.channel, member.is_first) for member in members}
+        assert kinds == {(task.channel, task.is_first)}
         assert due[-1] - due[0] <= COALESCE
+    for task, following in pairwise(groups):
+        first, other = by_id[task.message_ids[0]], by_id[following.message_ids[0]]
+        are_alike = (first.channel, first.is_first, first.alone) == (
+            other.channel,
+            other.is_first,
+            other.alone,
+        )
+        if are_alike and not first.alone:
+            is_full = len(task.message_ids) == size
+            assert is_full or other.due_at - first.due_at > COALESCE, "they share a task"
