@@ -7,7 +7,6 @@ from datetime import timedelta
 import pytest
 
 from dispatcher import Settings, celery_app
-from dispatcher.celery import tasks
 from dispatcher.celery.configuration import DUTIES, beat_schedule, create_app, options
 
 REDIS = Settings.load(broker_url="redis://broker/0")
@@ -21,9 +20,6 @@ TELLING = Settings.load(
     broker_url="redis://broker/0",
 )
 RABBIT = Settings.load(broker_url="amqp://broker//")
-
-TASKS = {"deliver": tasks.deliver, **tasks.duties}
-NAMES = [*TASKS]
 
 
 def test_queues_of_rabbitmq_are_quorum_queues_unless_asked_for_otherwise() -> None:
@@ -53,18 +49,12 @@ def test_only_json_is_taken_and_the_sweep_and_each_channel_have_a_queue() -> Non
     assert names == ["dispatcher", "dispatcher.console", "dispatcher.file", "dispatcher.memory"]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_task_is_registered_by_its_name(name: str) -> None:
-    app = create_app(REDIS)
-    app.loader.import_default_modules()
-    task = app.tasks[f"dispatcher.{name}"]
-    assert task.name == f"dispatcher.{name}" == TASKS[name].name
-    assert (task.ignore_result, task.acks_late) == (True, False)
-
-
 def test_the_sweep_is_all_of_its_duties_each_expiring_after_ten_ticks() -> None:
     schedule = beat_schedule(CATCHING_UP) | beat_schedule(TELLING)
     assert set(schedule) == {f"dispatcher.{name}" for name in DUTIES}
+    needed = beat_schedule(REDIS).keys()
+    assert beat_schedule(CATCHING_UP).keys() - needed == {"dispatcher.catch_up"}
+    assert beat_schedule(TELLING).keys() - needed == {"dispatcher.notify"}
     for name, entry in schedule.items():
         duty = DUTIES[name.removeprefix("dispatcher.")]
         every = duty.every(CATCHING_UP)
@@ -76,13 +66,6 @@ def test_the_sweep_is_all_of_its_duties_each_expiring_after_ten_ticks() -> None:
     assert often["dispatcher.rescue"]["options"] == {
         "expires": 10.0, "queue": "other", "argsrepr": "", "kwargsrepr": "",
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("settings", "duty"), [(CATCHING_UP, "catch_up"), (TELLING, "notify")], ids=lambda _: ""
-)
-def test_there_is_no_tick_for_a_duty_that_nothing_needs(settings: Settings, duty: str) -> None:
-    assert set(beat_schedule(settings)) - set(beat_schedule(REDIS)) == {f"dispatcher.{duty}"}
 
 
 def test_the_module_has_an_app_made_when_first_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

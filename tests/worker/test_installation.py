@@ -10,7 +10,7 @@ from celery import Celery, Task
 from kombu import Exchange, Queue
 
 from dispatcher import InvalidSettings, Settings, install
-from dispatcher.celery.configuration import beat_schedule, settings_of
+from dispatcher.celery.configuration import DUTIES, beat_schedule, settings_of
 
 SETTINGS = Settings.load(
     default_channels=False,
@@ -120,8 +120,8 @@ def test_the_options_of_an_app_do_not_bend_our_tasks() -> None:
     app.task_cls = f"{__name__}:InContext"
     install(app, SETTINGS)
     app.loader.import_default_modules()
-    for name in ("dispatcher.deliver", "dispatcher.enqueue_due"):
-        task: Any = app.tasks[name]
+    for name in ("deliver", *DUTIES):
+        task: Any = app.tasks[f"dispatcher.{name}"]
         assert min(task.time_limit, task.soft_time_limit) > 3600
         assert not task.rate_limit
         assert isinstance(task, InContext), "transports may need what the app's tasks have"
