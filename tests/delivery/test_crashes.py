@@ -414,22 +414,6 @@ def test_no_claim_ends_as_unknown_before_the_logs_that_are_left_have_been_read(
 
 
 @on_postgresql
-def test_without_the_log_of_its_sends_all_that_a_killed_worker_held_is_of_unknown_outcome(
-    make: Make,
-) -> None:
-    """The machine was started again, or is another one: what is not noted may have begun."""
-    house = make()
-    messages = due(house)
-    die("deliver.before_send", delivers, house.settings, messages)
-    [send_log] = house.settings.data_dir.glob("sends.*/*")
-    send_log.write_text("the id of another boot, " + send_log.read_text())
-    assert house.parts.sweep.rescue() == 0
-    heal(house)
-    judge(house, ids(messages))
-    assert unknown(house) == len(PEOPLE)
-
-
-@on_postgresql
 def test_a_message_that_kills_its_worker_before_the_send_fails_after_its_attempts(
     make: Make,
 ) -> None:
