@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
 from unittest.mock import Mock
 from uuid import UUID
 
@@ -14,7 +13,7 @@ import pytest
 
 from dispatcher import Message, Outcome, Status, StoreUnavailable
 from dispatcher.delivery import task
-from dispatcher.store.claims import Failure, Success
+from dispatcher.store.claims import Success
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build, on_sqlite
 from tests.support.waiting import wait_until
@@ -37,24 +36,6 @@ class Holding:
             assert self.released.wait(60)
             if self.error:
                 raise self.error
-
-
-class Locked:
-    """Claims that cannot be recorded for some messages, as where somebody has locked their rows."""
-
-    def __init__(self, claims: object) -> None:
-        self.ids: set[UUID] = set()
-        self._claims = claims
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._claims, name)
-
-    def record(
-        self, successes: Sequence[Success], failures: Sequence[Failure], *, enqueue_in: timedelta
-    ) -> None:
-        if self.ids & {success.claim.message.id for success in successes}:
-            raise StoreUnavailable("locked")
-        self.__getattr__("record")(successes, failures, enqueue_in=enqueue_in)
 
 
 Held = tuple[House, Holding]
@@ -115,18 +96,24 @@ def test_groups_with_one_that_hangs_do_not_stop_their_channel(holding: Held) -> 
 
 def test_a_late_send_that_cannot_be_recorded_holds_up_no_other(holding: Held) -> None:
     house, held = holding
-    delivery: Any = house.parts.delivery
-    delivery.claims = locked = Locked(delivery.claims)
+    locked: set[UUID] = set()
+
+    def record(successes: Sequence[Success], *more: object, **named: object) -> object:
+        if locked & {success.claim.message.id for success in successes}:
+            raise StoreUnavailable("somebody has locked their rows")
+        return claims.record(successes, *more, **named)
+
+    claims = house.between("delivery", "claims", instead={"record": record})
     messages = [house.submit(f"{SLOW} {n}") for n in range(3)]
     for message in messages:
         [thread] = in_background(house, [message])
         wait_until(lambda thread=thread: passes(house) and not thread.is_alive())  # type: ignore[misc]  # bound
-    locked.ids.add(messages[0].id)
+    locked.add(messages[0].id)
     held.released.set()
     wait_until(lambda: is_sent(house, *messages[1:]))
     house.moved.advance(house.settings.claim_ttl)
     assert house.again(messages[0]).status is Status.SENDING
-    locked.ids.clear()
+    locked.clear()
     wait_until(lambda: passes(house) and is_sent(house, *messages))
 
 
