@@ -335,23 +335,18 @@ class Group:
 
     def put_unfit_back(self) -> None:
         """Put back what is in its quiet hours, or on a channel that another worker may know."""
-        fit: list[Claim] = []
-        quiet: list[tuple[Claim, timedelta]] = []
-        unknown: list[tuple[Claim, timedelta]] = []
-        for claim in self._waiting:
-            if claim.message.channel not in self._delivery.pools:
-                unknown.append((claim, self._delivery.settings.claim_ttl))
-            elif wait := _quiet_wait(claim, self._delivery.settings):
-                quiet.append((claim, wait))
-            else:
-                fit.append(claim)
-        self._waiting = fit
+        pools, settings = self._delivery.pools, self._delivery.settings
+        known = [claim for claim in self._waiting if claim.message.channel in pools]
+        unknown = [claim for claim in self._waiting if claim.message.channel not in pools]
+        quiet = [(claim, wait) for claim in known if (wait := _quiet_wait(claim, settings))]
+        put_back = {claim.message.id for claim, _ in quiet}
+        self._waiting = [claim for claim in known if claim.message.id not in put_back]
         if unknown:
             log.error(
                 "channels %s are not in this worker's settings: %d messages put back for another "
-                "one", sorted({claim.message.channel for claim, _ in unknown}), len(unknown),
+                "one", sorted({claim.message.channel for claim in unknown}), len(unknown),
             )  # fmt: skip
-            self.put_back(unknown)
+            self.put_back([(claim, settings.claim_ttl) for claim in unknown])
         if quiet:
             self._snooze(quiet)
 
@@ -456,28 +451,22 @@ class Group:
             self._put_waiting_back(_LIMITERS_PAUSE)
             return
         fault("deliver.after_permits")
-        permitted, refused, self._waiting = [], [], []
+        permitted = defaultdict(list)
+        refused, self._waiting = [], []
         for claim, answer in zip(claims, answers, strict=True):
             comes_at = now + answer.retry_after.total_seconds()
             if answer.allowed:
-                permitted.append(claim)
+                self._sending[claim.message.id] = claim
+                permitted[claim.message.channel].append((self._received_at + claim.due_in, claim))
             elif comes_at <= self._ask_until:
                 self._waiting.append(claim)
                 self._ask_at = max(self._ask_at, comes_at)
             else:
                 refused.append((claim, answer.retry_after))
-        self._send(permitted)
+        for channel, due in permitted.items():
+            delivery.pools[channel].add(self, due)
         if refused:
             self._snooze(refused)
-
-    def _send(self, permitted: Sequence[Claim]) -> None:
-        self._sending |= {claim.message.id: claim for claim in permitted}
-        channels = defaultdict(list)
-        for claim in permitted:
-            due_at = self._received_at + claim.due_in
-            channels[claim.message.channel].append((due_at, claim))
-        for name, claims in channels.items():
-            self._delivery.pools[name].add(self, claims)
 
     def _put_waiting_back(self, wait: timedelta = NO_WAIT) -> None:
         waiting, self._waiting = self._waiting, []
@@ -589,16 +578,17 @@ class Group:
             message = success.claim.message
             tell(Transition.SENT, message, attempt=message.attempt_count)
         for failure in failures:
-            message = failure.claim.message
-            facts = {"attempt": message.attempt_count, "outcome": failure.outcome.value}
+            message, wait = failure.claim.message, None
             if failure.is_held:
-                tell(Transition.HELD, message, **facts)
+                kind = Transition.HELD
             elif failure.wait is None:
-                tell(Transition.FAILED, message, **facts)
+                kind = Transition.FAILED
             elif message.id in expired:
-                tell(Transition.EXPIRED, message, **facts)
+                kind = Transition.EXPIRED
             else:
-                tell(Transition.RETRIED, message, **facts, wait_seconds=failure.wait)
+                kind, wait = Transition.RETRIED, failure.wait
+            facts = {"attempt": message.attempt_count, "outcome": failure.outcome.value}
+            tell(kind, message, **facts, wait_seconds=wait)
 
     def _settle_permits(self, ended: Sequence[EndedSend]) -> None:
         now = self._delivery.clock.monotonic()
