@@ -14,7 +14,7 @@ async function look() {
 
 async function again() {
   if (!document.hidden) await look().catch(() => {});
-  setTimeout(again, 1000);
+  setTimeout(again, 2000);
 }
 
-setTimeout(again, 1000);
+setTimeout(again, 2000);
