@@ -15,7 +15,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from math import inf
-from threading import Lock, RLock, Thread
+from threading import Lock, RLock
 from typing import Generic, Literal, TypeVar, TypeVarTuple
 from weakref import finalize
 
@@ -155,9 +155,9 @@ class Threads:
         Where that task is cancelled, an ``act`` that runs goes on; one that waits for a thread is
         not called. Raises RuntimeError after the dispatcher was closed.
         """
-        return await wrap_future(self._submit(act, *given))
+        return await wrap_future(self.submit(act, *given))
 
-    def _submit(self, act: Callable[[*Ts], T], *given: *Ts) -> Future[T]:
+    def submit(self, act: Callable[[*Ts], T], *given: *Ts) -> Future[T]:
         work = partial(copy_context().run, called, partial(act, *given))
         try:
             return self._executor.submit(work)
@@ -170,7 +170,7 @@ class Threads:
         turn = self._dispatcher._turn(self._names[name], self._most_of_one)
         await turn.acquire()
         try:
-            call = self._submit(act, *given)
+            call = self.submit(act, *given)
         except BaseException:
             turn.release()
             raise
@@ -190,9 +190,8 @@ class CachedRead(Generic[T]):
     was. Only the first visits of a process wait, for some seconds at most.
     """
 
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._clock = SystemClock()
+    def __init__(self, threads: Threads) -> None:
+        self._threads, self._clock, self._lock = threads, SystemClock(), Lock()
         self._seen: T | None = None
         self._until = -inf
         self._under_way: Future[T] | None = None
@@ -201,9 +200,7 @@ class CachedRead(Generic[T]):
         """Return what was read last. Raises as ``read``, and Refused before the first read ends."""
         with self._lock:
             if self._under_way is None and self._clock.monotonic() >= self._until:
-                self._under_way = Future()
-                work = (read, self._under_way)
-                Thread(target=self._read, args=work, name="figures", daemon=True).start()
+                self._under_way = self._threads.submit(self._read, read)
             seen, coming = self._seen, self._under_way
         if coming is not None:
             with suppress(NotYet):
@@ -213,16 +210,13 @@ class CachedRead(Generic[T]):
             raise Refused(503, "not-yet", detail, headers={"Retry-After": "2"})
         return seen
 
-    def _read(self, read: Callable[[], T], coming: Future[T]) -> None:
+    def _read(self, read: Callable[[], T]) -> T:
         began = self._clock.monotonic()
-        answer: Callable[[], None]
         try:
             self._seen = read()
-            answer = partial(coming.set_result, self._seen)
-        except BaseException as error:  # noqa: BLE001 - the waiting threads raise it
-            answer = partial(coming.set_exception, error)
-        with self._lock:
-            now, self._under_way = self._clock.monotonic(), None
-            if self._seen is not None:  # else the next visit begins another read at once
-                self._until = now + max(SECONDS, _PAUSE * (now - began))
-        answer()
+            return self._seen
+        finally:
+            with self._lock:
+                now, self._under_way = self._clock.monotonic(), None
+                if self._seen is not None:  # else the next visit begins another read at once
+                    self._until = now + max(SECONDS, _PAUSE * (now - began))

@@ -65,8 +65,8 @@ It runs in a thread. It may raise :func:`~dispatcher.web.problems.unauthorized`.
 """
 
 _MOST_FORM_BYTES = 65_536
-_MOST_THREADS, _SHARED_THREADS, _SHARED_THREADS_OF_ONE = 4, 4, 2
-"""Threads that let visitors in, those that answer all of them, and those that answer one."""
+_MOST_THREADS, _SHARED_THREADS, _SHARED_THREADS_OF_ONE, _FIGURE_THREADS = 4, 4, 2, 2
+"""Threads that let visitors in, that answer all of them, that answer one, that read figures."""
 _SAFE = frozenset({"GET", "HEAD"})
 _NOBODY = Caller(name="nobody", rights=frozenset())
 _HEADERS = {
@@ -274,7 +274,7 @@ class Visit:
         return with_local_times(text, self.zone)
 
     def cached(self, key: Hashable, read: Callable[[], T]) -> T:
-        figure: CachedRead[T] = self.site.kept.setdefault(key, CachedRead())
+        figure: CachedRead[T] = self.site.kept.setdefault(key, CachedRead(self.site.figures))
         return figure.of(read)
 
     def note(self, action: str) -> None:
@@ -296,6 +296,7 @@ class Site:
         self.access = access
         self.threads = Threads(dispatcher, _MOST_THREADS)
         self.shared = Threads(dispatcher, _SHARED_THREADS, most_of_one=_SHARED_THREADS_OF_ONE)
+        self.figures = Threads(dispatcher, _FIGURE_THREADS)
         self._admission = Admission(self.parts, auth=self._known, rate=rate)
         self.can_sign_in = isinstance(access, SignIn)
         self.digest = digest_with(self.settings.log_key)

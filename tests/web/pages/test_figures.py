@@ -20,7 +20,7 @@ from dispatcher.store import listing
 from dispatcher.store.listing import Figures
 from dispatcher.telemetry.liveness import LOST_AFTER, Kind
 from dispatcher.web import Caller, Right, bounds, page
-from dispatcher.web.bounds import CachedRead
+from dispatcher.web.bounds import CachedRead, Threads
 from dispatcher.web.pages import site
 from dispatcher.web.problems import Refused
 from tests.support.house import FAR, House
@@ -286,11 +286,13 @@ def test_visits_leave_a_program_its_threads(house: House) -> None:
     assert threads <= lent
 
 
-def test_a_figure_that_is_read_for_long_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_figure_that_is_read_for_long_keeps_nobody(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first visit is told to come again; later ones see the figure from before."""
     monkeypatch.setattr(bounds, "_FIRST_WAIT_SECONDS", 0.01)
     monkeypatch.setattr(bounds, "SECONDS", 0.0)
-    cached, may_end, ended = CachedRead[int](), Event(), Event()
+    cached, may_end, ended = CachedRead[int](Threads(house.dispatcher, 1)), Event(), Event()
     many = iter(range(9))
 
     def read() -> int:
@@ -312,8 +314,9 @@ def test_a_figure_that_is_read_for_long_keeps_nobody(monkeypatch: pytest.MonkeyP
     may_end.set()
 
 
-def test_an_error_of_a_figure_is_told_and_the_next_visit_reads_again() -> None:
-    cached, fails = CachedRead[Status](), Mock(side_effect=ZeroDivisionError)
+def test_an_error_of_a_figure_is_told_and_the_next_visit_reads_again(house: House) -> None:
+    cached = CachedRead[Status](Threads(house.dispatcher, 1))
+    fails = Mock(side_effect=ZeroDivisionError)
     with pytest.raises(ZeroDivisionError):
         cached.of(fails)
     assert cached.of(lambda: Status.SENT) is Status.SENT
