@@ -137,7 +137,7 @@ class Operations(ABC):
     @abstractmethod
     async def _sleep(self, seconds: float) -> None: ...
 
-    async def _enter(
+    async def _acquire_block(
         self,
         keys: Keys,
         n: int,
@@ -253,7 +253,7 @@ class Operations(ABC):
 
     # What blocks do about their permits. Redis may be away: then the log says so, and they go on.
 
-    async def _keep(self, keys: Keys, permit: str) -> bool:
+    async def _renew_block(self, keys: Keys, permit: str) -> bool:
         """Renew the holds of a block; return whether to go on with that."""
         with _logged("could not renew a hold, it may end before its block: %s"):
             if not await self._renew(keys, permit):
@@ -261,7 +261,7 @@ class Operations(ABC):
                 return False
         return True
 
-    async def _leave(self, keys: Keys, permit: str) -> None:
+    async def _release_block(self, keys: Keys, permit: str) -> None:
         with _logged("could not end a hold, it ends by itself: %s"):
             await self._end_holds(keys, permit)
 
@@ -493,7 +493,7 @@ class Limiter(Operations):
         runs and end with it; other permits stay taken, whatever the block raises.
         """
         permit = new_id()
-        decision = _done(self._enter(keys, n, permit, wait, timeout))
+        decision = _done(self._acquire_block(keys, n, permit, wait, timeout))
         if not self._limit_set.renew_every or not decision.granted:
             yield decision
             return
@@ -506,7 +506,7 @@ class Limiter(Operations):
         finally:
             ended.set()
             renewing.join()
-            _done(self._leave(keys, permit))
+            _done(self._release_block(keys, permit))
 
     def _decorated(self, function: Callable[P, T], block: Callable[..., Any]) -> Callable[P, T]:
         @wraps(function)
@@ -535,7 +535,7 @@ class Limiter(Operations):
 
     def _keep_renewing(self, keys: Keys, permit: str, ended: threading.Event) -> None:
         while not ended.wait(self._limit_set.renew_every):
-            if not _done(self._keep(keys, permit)):
+            if not _done(self._renew_block(keys, permit)):
                 return
 
 
@@ -573,10 +573,10 @@ class AsyncLimiter(Operations):
         """
         permit = new_id()
         try:
-            decision = await self._enter(keys, n, permit, wait, timeout)
+            decision = await self._acquire_block(keys, n, permit, wait, timeout)
         except asyncio.CancelledError:
             # The script may have run. A cancelled caller does not wait for Redis.
-            self._apart(self._abandon(keys, permit))
+            self._in_a_task(self._cancel_block(keys, permit))
             raise
         if not self._limit_set.renew_every or not decision.granted:
             yield decision
@@ -586,7 +586,7 @@ class AsyncLimiter(Operations):
             yield decision
         finally:
             renewing.cancel()
-            await asyncio.shield(self._apart(self._end(keys, permit, renewing)))
+            await asyncio.shield(self._in_a_task(self._end_block(keys, permit, renewing)))
 
     def _decorated(self, function: Callable[P, T], block: Callable[..., Any]) -> Callable[P, T]:
         @wraps(function)
@@ -614,26 +614,26 @@ class AsyncLimiter(Operations):
             clock.sleep(seconds)
             await asyncio.sleep(0)
 
-    def _apart(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    def _in_a_task(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Do work in a task of its own, which goes on when the present one is cancelled."""
         task = asyncio.create_task(work)
         self._unfinished.add(task)  # the event loop itself keeps only weak references
         task.add_done_callback(self._unfinished.discard)
         return task
 
-    async def _abandon(self, keys: Keys, permit: str) -> None:
+    async def _cancel_block(self, keys: Keys, permit: str) -> None:
         with _logged("could not return the permits of a cancelled call, they stay counted: %s"):
             await self.give_back(keys, permit)
 
-    async def _end(self, keys: Keys, permit: str, renewing: asyncio.Task[None]) -> None:
+    async def _end_block(self, keys: Keys, permit: str, renewing: asyncio.Task[None]) -> None:
         await asyncio.wait([renewing])
-        await self._leave(keys, permit)
+        await self._release_block(keys, permit)
 
     async def _keep_renewing(self, keys: Keys, permit: str) -> None:
         goes_on = True
         while goes_on:
             await asyncio.sleep(self._limit_set.renew_every)
-            goes_on = await self._keep(keys, permit)
+            goes_on = await self._renew_block(keys, permit)
 
 
 def _generating(

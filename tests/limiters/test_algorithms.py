@@ -55,6 +55,16 @@ def test_an_id_is_known_while_the_longest_log_has_it(moved: Clocked) -> None:
     assert hour.on(moved).peek("ada").remaining == 4
 
 
+def test_an_id_that_was_given_back_takes_its_permits_anew(moved: Clocked) -> None:
+    limiter = FixedWindow(5, "hour").on(moved)
+    for _ in range(2):  # the ids of two spans are kept apart
+        limiter.acquire("ada", permit="x")
+        assert limiter.give_back("ada", "x") == 1
+        assert limiter.acquire("ada", permit="x").remaining == 4
+        limiter.reset("ada")
+        moved.advance(MINUTE)
+
+
 def test_a_permit_is_given_back_right_after_it_was_taken(redis_client: redis.Redis) -> None:
     limiter = CounterPerKey(5, "minute").on(redis_client)
     decisions = [limiter.acquire(f"{number}") for number in range(300)]

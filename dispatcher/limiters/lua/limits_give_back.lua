@@ -25,8 +25,8 @@ for number, limit in ipairs(limits) do
   if limit.kind.knows then
     mine = limit.kind.knows(limit, id)
   end
-  local found = mine > 0 and limit.kind.back(limit, mine, id, at) or 0
-  most = math.max(most, found)
+  local returned = mine > 0 and limit.kind.back(limit, mine, id, at) or 0
+  most = math.max(most, returned)
 end
 if n > 0 then
   redis.call('HDEL', KEYS[1], id)
