@@ -65,6 +65,10 @@ class Status(StrEnum):
         return self not in (Status.SCHEDULED, Status.SENDING, Status.HELD)
 
 
+STATUSES = tuple(sorted(Status, key=lambda status: status.is_final))
+"""All of them: those that may still change come first."""
+
+
 class Outcome(StrEnum):
     """The outcome of one attempt."""
 

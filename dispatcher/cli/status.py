@@ -20,7 +20,7 @@ from dispatcher.cli.messages import Scopes, left_out_without_channel
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidDraft, InvalidValue, Unavailable
 from dispatcher.limiters.permits import ChannelFill
-from dispatcher.message import Status
+from dispatcher.message import STATUSES, Status
 from dispatcher.operations.overview import By, LoadToCome, Overview, Tops
 from dispatcher.quota import CalendarQuota, Quota, parse_length
 from dispatcher.reservation.refusals import LastRefusal, Refusals, RuleRefusals
@@ -38,15 +38,6 @@ from dispatcher.telemetry.liveness import Sign
 from dispatcher.times import zones
 from dispatcher.times.clock import SystemClock, length_text
 
-_STATUSES = (
-    Status.SCHEDULED,
-    Status.SENDING,
-    Status.HELD,
-    Status.SENT,
-    Status.FAILED,
-    Status.EXPIRED,
-    Status.CANCELLED,
-)
 _NEARLY = 0.8
 _MARKS = "x: refuses all of that row, -: a part of it"
 _PAUSE = 9
@@ -276,15 +267,15 @@ def counts_picture(counts: Mapping[str, Mapping[Status, int]]) -> RenderableType
         rows.append(("all", sum(map(Counter, counts.values()), Counter[Status]())))
     zero = output.number_text("0", "dim")
     cells = [
-        (channel, *(by_status.get(status) or zero for status in _STATUSES))
+        (channel, *(by_status.get(status) or zero for status in STATUSES))
         for channel, by_status in rows
     ]
-    return output.listed(("channel", *(status.value for status in _STATUSES)), cells)
+    return output.listed(("channel", *(status.value for status in STATUSES)), cells)
 
 
 def _every_status(counts: Mapping[str, Mapping[Status, int]]) -> dict[str, dict[Status, int]]:
     return {
-        channel: {status: by_status.get(status, 0) for status in _STATUSES}
+        channel: {status: by_status.get(status, 0) for status in STATUSES}
         for channel, by_status in counts.items()
     }
 

@@ -23,6 +23,7 @@ from dispatcher.client import Dispatcher, app_of
 from dispatcher.errors import DispatcherError, InvalidDraft, InvalidValue, Unavailable, alone
 from dispatcher.message import (
     MAX_CAMPAIGN,
+    STATUSES,
     Draft,
     OnConflict,
     Plan,
@@ -35,7 +36,7 @@ from dispatcher.message import (
 from dispatcher.submission.rows import BadRow, DraftRow, Format, Source, read
 from dispatcher.times.clock import Clock
 from dispatcher.web.access import Caller, Right
-from dispatcher.web.pages.lists import STATUSES, WIDTH, summed
+from dispatcher.web.pages.lists import WIDTH, summed
 from dispatcher.web.pages.site import PageRoute, Visit
 from dispatcher.web.problems import Refused
 

@@ -18,7 +18,7 @@ from dispatcher.errors import (
     ReservationsUnavailable,
     StoreUnavailable,
 )
-from dispatcher.message import Status, check_text
+from dispatcher.message import STATUSES, check_text
 from dispatcher.operations.overview import By, ChannelLoad, LoadedMinute, LoadToCome
 from dispatcher.problems import status_of
 from dispatcher.scope import WITHOUT
@@ -31,8 +31,6 @@ from dispatcher.web.problems import Refused
 WIDTH, LOAD_HEIGHT, BARS = 960, 96, 96
 _MOST_MINUTES, _MOST_RANKED, _MOST_REFUSALS, _MOST_ROWS = 60, 20, 20, 200
 """Minutes of a load, entries of a ranking, refusals, opt-outs or pauses that are listed."""
-STATUSES = (Status.SCHEDULED, Status.SENDING, Status.HELD, Status.SENT, Status.FAILED,
-            Status.EXPIRED, Status.CANCELLED)  # fmt: skip
 
 
 def overview(visit: Visit) -> Response:
