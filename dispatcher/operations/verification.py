@@ -20,7 +20,7 @@ from dispatcher.store.maintenance import ReservationRow, ReservationState, Store
 from dispatcher.times.clock import MILLISECOND, Clock
 from dispatcher.times.send_time import from_ms, to_ms
 
-_BATCH = 5_000
+_BATCH = 2_000
 _LOOKS = 3
 _BETWEEN_LOOKS_SECONDS = 0.3
 _MOST_NAMED = 10_000
