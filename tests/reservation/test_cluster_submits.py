@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -28,6 +28,7 @@ from tests.support.house import (
 )
 from tests.support.servers import RedisServer
 
+Action = Callable[[House, Sequence[Message]], None]
 SHARDS = 64
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 LIMIT = 100
@@ -106,70 +107,44 @@ def drafts_of(many: int) -> list[Draft]:
     ]
 
 
-def verify(house: House, booked: Sequence[Message]) -> None:
-    assert house.dispatcher.verify_windows().messages == len(booked)
-
-
-def rebuild(house: House, booked: Sequence[Message]) -> None:
-    assert len(house.dispatcher.rebuild_windows()) == house.settings.shards
-
-
-def timeline(house: House, booked: Sequence[Message]) -> None:
-    seen = house.dispatcher.timeline("ada", channel="memory", scopes=ACME)
-    assert [len(each.booked) for each in seen.windows] == [3, 3, len(booked), len(booked)]
-    [tenant] = house.dispatcher.timeline("acme", kind="tenant").windows
+def look(house: House, booked: Sequence[Message]) -> None:
+    """What operators look at: verification, timeline, plan, doctor, status, ranking, metrics."""
+    desk = house.dispatcher
+    assert desk.verify_windows().messages == len(booked)
+    seen = desk.timeline("ada", channel="memory", scopes=ACME)
+    assert [len(window.booked) for window in seen.windows] == [3, 3, len(booked), len(booked)]
+    [tenant] = desk.timeline("acme", kind="tenant").windows
     assert len(tenant.booked) == len(booked)
+    assert desk.plan(drafts_of(20)).known == len(booked)
+    found = examined(house)
+    # What it warns of is about these servers, and not about a cluster of them.
+    assert levels(found, "redis.").keys() <= {"redis.replicas", "redis.vulnerabilities"}
+    assert found["redis.cluster"].level is Level.OK
+    assert found["redis.complete"].found.endswith("parts are complete")
+    status = desk.status()
+    assert status.silence is None
+    assert status.total(Status.SCHEDULED) == len(booked)
+    assert [worker.name for worker in status.workers or ()] == ["somebody"]
+    [top] = desk.top("channel").tops
+    assert (top.messages, top.fullest and top.fullest.fill) == (len(booked), 1.0)
+    vitals = {gauge.name: gauge.values for gauge in house.parts.overviews.vitals()}
+    assert vitals["workers"] == {(): 1}
 
 
-def plan(house: House, booked: Sequence[Message]) -> None:
-    assert house.dispatcher.plan(drafts_of(20)).known == len(booked)
-
-
-def submit_many(house: House, booked: Sequence[Message]) -> None:
-    drafts = drafts_of(20)
+def rebuild_and_submit_many(house: House, booked: Sequence[Message]) -> None:
+    desk, drafts = house.dispatcher, drafts_of(20)
+    assert len(desk.rebuild_windows()) == house.settings.shards
     for atomic in (False, True):
-        results = house.dispatcher.submit_many(drafts, atomic=atomic)
-        ids = [each.id for each in results if isinstance(each, Message)]
+        results = desk.submit_many(drafts, atomic=atomic)
+        ids = [message.id for message in results if isinstance(message, Message)]
         assert len(ids) == len(drafts)
-        assert sorted(ids, reverse=True) == [each.id for each in house.dispatcher.select()]
-
-
-def next_slot(house: House, booked: Sequence[Message]) -> None:
-    slot = house.dispatcher.next_slot(
-        recipient="ada", channel="memory", scopes=ACME, after=booked[0].send_at
-    )
+        assert sorted(ids, reverse=True) == [message.id for message in desk.select()]
+    after = booked[0].send_at
+    slot = desk.next_slot(recipient="ada", channel="memory", scopes=ACME, after=after)
     assert house.submit(send_at=slot, scopes=ACME).send_at == slot
 
 
-def reschedule(house: House, booked: Sequence[Message]) -> None:
-    after = booked[-1].send_at
-    for each in booked[:4]:
-        house.dispatcher.reschedule(each.id, send_at=after, on_conflict="shift")
-    with pytest.raises(QuotaExceeded):
-        house.dispatcher.reschedule(booked[4].id, send_at=after)
-
-
-def refuse(house: House, booked: Sequence[Message]) -> None:
-    """Refusals are noted beside the windows of several shards."""
-    later = booked[0].send_at
-    with pytest.raises(QuotaExceeded):
-        house.submit("fay", send_at=later, scopes=ACME)
-    draft = Draft(channel="memory", recipient="dan", body=BODY, send_at=later)
-    house.dispatcher.submit_many([draft])
-    found = house.dispatcher.refusals()
-    assert [(each.kind, each.quota, each.refused) for each in found.rules] == [
-        ("channel.memory", "3/minute", 2)
-    ]
-    assert len(found.last) == 2
-
-
-def cancel(house: House, booked: Sequence[Message]) -> None:
-    for each in booked:
-        house.dispatcher.cancel(each.id)
-    assert windows_of(house) == {}
-
-
-def in_a_transaction(house: House, booked: Sequence[Message]) -> None:
+def join_a_transaction_and_move(house: House, booked: Sequence[Message]) -> None:
     with callers_engine(house.database) as engine:
         for ends in ("commit", "rollback"):
             with engine.connect() as connection:
@@ -178,6 +153,28 @@ def in_a_transaction(house: House, booked: Sequence[Message]) -> None:
                 )
                 getattr(connection, ends)()
     assert len(house.rows()) == len(booked) + 1
+    after = booked[-1].send_at
+    for message in booked[:4]:
+        house.dispatcher.reschedule(message.id, send_at=after, on_conflict="shift")
+    with pytest.raises(QuotaExceeded):
+        house.dispatcher.reschedule(booked[4].id, send_at=after)
+
+
+def refuse_and_cancel(house: House, booked: Sequence[Message]) -> None:
+    """Refusals are noted beside the windows of several shards."""
+    later = booked[0].send_at
+    with pytest.raises(QuotaExceeded):
+        house.submit("fay", send_at=later, scopes=ACME)
+    draft = Draft(channel="memory", recipient="dan", body=BODY, send_at=later)
+    house.dispatcher.submit_many([draft])
+    found = house.dispatcher.refusals()
+    assert [(rule.kind, rule.quota, rule.refused) for rule in found.rules] == [
+        ("channel.memory", "3/minute", 2)
+    ]
+    assert len(found.last) == 2
+    for message in booked:
+        house.dispatcher.cancel(message.id)
+    assert windows_of(house) == {}
 
 
 def duties_of_the_sweep(house: House, booked: Sequence[Message]) -> None:
@@ -214,37 +211,18 @@ def deliver(house: House, booked: Sequence[Message]) -> None:
     assert len(house.permits()) == 1
 
 
-def looks(house: House, booked: Sequence[Message]) -> None:
-    """What operators look at: doctor, status, ranking, figures for metrics."""
-    found = examined(house)
-    # What it warns of is about these servers, and not about a cluster of them.
-    assert levels(found, "redis.").keys() <= {"redis.replicas", "redis.vulnerabilities"}
-    assert found["redis.cluster"].level is Level.OK
-    assert found["redis.complete"].found.endswith("parts are complete")
-    seen = house.dispatcher.status()
-    assert seen.silence is None
-    assert seen.total(Status.SCHEDULED) == len(booked)
-    assert [each.name for each in seen.workers or ()] == ["somebody"]
-    [top] = house.dispatcher.top("channel").tops
-    assert (top.messages, top.fullest and top.fullest.fill) == (len(booked), 1.0)
-    vitals = {gauge.name: gauge.values for gauge in house.parts.overviews.vitals()}
-    assert vitals["workers"] == {(): 1}
-
-
 def permits(house: House, booked: Sequence[Message]) -> None:
     """Grant, refuse, close, give back and rebuild what lies in the shards of many scopes.
 
-    That each is right, ``tests/limiters/test_permits.py`` says.
+    That each is right, ``tests/limiters/test_permit_shards.py`` says.
     """
     people = [f"person {n}" for n in range(2 * LIMIT)]
-    assert len({shard_of(name, 16) for name in (*people, "memory")}) == 16
     taken = [Permit(new_id(), 1, name, "memory") for name in people]
-    ask, permits = house.parts.permits.acquire, house.parts.permits
-    answers = ask(taken, within=MINUTE)
-    granted = [each for each, answer in zip(taken, answers, strict=True) if answer.allowed]
-    assert granted == taken[:LIMIT]
-    permits.settle([(each, timedelta(0)) for each in granted[:9]])
-    permits.give_back(granted[9:])
+    permits = house.parts.permits
+    answers = permits.acquire(taken, within=MINUTE)
+    assert [answer.allowed for answer in answers] == [True] * LIMIT + [False] * LIMIT
+    permits.settle([(permit, timedelta(0)) for permit in taken[:9]])
+    permits.give_back(taken[9:LIMIT])
     log = house.permit_keys("memory").channel("memory")
     assert len(permits.waiting(logs=9, each=9)[log]) == 9
     permits.give_turns({log: []}, set())
@@ -255,47 +233,38 @@ def permits(house: House, booked: Sequence[Message]) -> None:
 
     closed = close_permits(house, people[0], people[1], "memory")
     with pytest.raises(LimitersUnavailable):
-        ask(taken, within=MINUTE)
+        permits.acquire(taken, within=MINUTE)
     permits.give_back(taken)
     assert house.parts.reconciler.reconcile(settle=timedelta(0)).rebuilt == closed
-    assert any(answer.allowed for answer in ask(taken, within=MINUTE))
+    assert any(answer.allowed for answer in permits.acquire(taken, within=MINUTE))
     permits.give_back(taken)
-
-
-ACTIONS: Mapping[str, Callable[[House, Sequence[Message]], None]] = {
-    each.__name__: each
-    for each in (
-        verify, rebuild, timeline, plan, submit_many, next_slot, reschedule, refuse, cancel,
-        in_a_transaction, duties_of_the_sweep, deliver, looks, permits,
-    )
-}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "actions",
+    "action",
     [
-        ("verify", "timeline", "plan", "looks", "permits"),
-        ("rebuild", "submit_many", "next_slot"),
-        ("in_a_transaction", "reschedule"),
-        ("refuse", "cancel"),
-        ("deliver",),
-        ("duties_of_the_sweep",),
+        look,
+        rebuild_and_submit_many,
+        join_a_transaction_and_move,
+        refuse_and_cancel,
+        duties_of_the_sweep,
+        deliver,
+        permits,
     ],
-    ids=" ".join,
 )
-def test_no_action_crosses_slots(house: House, actions: tuple[str, ...]) -> None:
+def test_no_action_crosses_slots(house: House, action: Action) -> None:
     shards = {shard_of(home, SHARDS) for home in (*PEOPLE, "@channel.memory", "@tenant:acme")}
     assert len(shards) == 2 + len(PEOPLE)
-    act(house, *actions)
+    act(house, action)
 
 
-def act(house: House, *actions: str) -> None:
+def act(house: House, *actions: Action) -> None:
     """Book, act, let the sweep settle everything, and compare the windows with SQL."""
     results = house.dispatcher.submit_many(drafts_of(10))
-    booked = [each for each in results if isinstance(each, Message)]
+    booked = [message for message in results if isinstance(message, Message)]
     assert len(booked) == 10
     for action in actions:
-        ACTIONS[action](house, booked)
+        action(house, booked)
     let_graces_pass(house)
     house.reconciled()
     assert windows_of(house) == promised(house)
@@ -305,6 +274,6 @@ def act(house: House, *actions: str) -> None:
 def test_three_masters_serve_the_house(redis_server: RedisServer, sqlite_url: str) -> None:
     """A cluster that ``make test`` has time for; the parametrised tests say more."""
     with three_masters() as cluster, house_in(cluster, redis_server, sqlite_url) as house:
-        act(house, "verify", "timeline", "plan", "looks", "deliver")
+        act(house, look, deliver)
         owners = {cluster.master_of_key(name) for name in windows_of(house)}
         assert len(owners) == 3
