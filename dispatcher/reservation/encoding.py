@@ -41,11 +41,6 @@ def id_of(member: bytes) -> UUID:
     return UUID(bytes=member[:ID_BYTES])
 
 
-def restored(member: bytes, at_ms: int) -> bytes:
-    """Return a reservation as ``rebuild.lua`` reads it among others."""
-    return b"%015d%c%b" % (at_ms, len(member), member)
-
-
 class RuleSet(NamedTuple):
     """What one scope is judged by: N and W of each quota, N and bounds of each calendar quota.
 

@@ -30,7 +30,7 @@ from dispatcher.redis.keys import (
 )
 from dispatcher.redis.scripts import Call, replies_of, script
 from dispatcher.reservation.contents import Contents
-from dispatcher.reservation.encoding import ID_BYTES, id_of, member_of, restored
+from dispatcher.reservation.encoding import ID_BYTES, id_of, member_of
 from dispatcher.reservation.fence import Fence, Part
 from dispatcher.reservation.plan import LIFE_MS
 from dispatcher.scope import Scope
@@ -228,17 +228,19 @@ class Upkeep(Contents):
 
     def restore(self, rebuild: Rebuild, rows: Sequence[Reserved]) -> None:
         """Put rows back into their windows in these shards, and keep the markers alive."""
-        entries: dict[ShardKeys, list[tuple[bytes, bytes]]] = {keys: [] for keys in rebuild.shards}
+        entries: dict[ShardKeys, list[tuple[bytes, int, bytes]]]
+        entries = {keys: [] for keys in rebuild.shards}
         for row, keys, window in self._places(rows):
             if keys in entries:
-                entries[keys].append((window, restored(row.member, to_ms(row.send_at))))
+                entries[keys].append((window, to_ms(row.send_at), row.member))
         steps: list[_Step] = []
-        for keys, pairs in entries.items():
-            for start in range(0, len(pairs), _MOST_RESTORED):
-                of_window: dict[bytes, bytes] = defaultdict(bytes)
-                for window, entry in pairs[start : start + _MOST_RESTORED]:
-                    of_window[window] += entry
-                steps.append((keys, [keys.pending, *of_window], [*of_window.values()]))
+        for keys, places in entries.items():
+            for start in range(0, len(places), _MOST_RESTORED):
+                words_of: dict[bytes, list[bytes | int]] = defaultdict(list)
+                for window, at_ms, member in places[start : start + _MOST_RESTORED]:
+                    words_of[window] += (at_ms, member)
+                words = [word for of_one in words_of.values() for word in (len(of_one), *of_one)]
+                steps.append((keys, [keys.pending, *words_of], words))
         called = {part for part, _, _ in steps}
         steps += [(part, (), ()) for part in rebuild.parts if part not in called]
         with translated(ReservationsUnavailable):

@@ -7,8 +7,8 @@
 --       3... wipe: keys to delete
 --       3 pending ZSET   4... window ZSETs: restore
 -- ARGV  1 step   2 marker: identity of the server process, then a random token   3 its life, ms
---       4... restore: of each window, its reservations in one word: send_at in ms (15 digits), the
---       length of the member (1 byte), then the member, of one after the other
+--       4... restore: of each window the number of words that follow: send_at in ms and member of each
+--       of its reservations
 --       4 identity of the server process   5 number of shards   6... name and length in ms of each
 --       reach, how far back the part is complete: open
 -- Reply 1, or 0 and nothing was written: the marker is not, or no longer, the caller's; begin: or the
@@ -19,8 +19,6 @@
 -- restored goes to pending, too: a message that is cancelled while this runs is found there.
 
 -- @include clock.lua
-
-local DIGITS = 15
 
 local step, marker, life = ARGV[1], ARGV[2], ARGV[3]
 local held = redis.call('GET', KEYS[1])
@@ -49,23 +47,15 @@ if step == 'wipe' then
   end
 elseif step == 'restore' then
   redis.call('SET', KEYS[1], marker .. '+', 'PX', life)
-  local now = string.format('%.0f', now_ms())
-  local entries = {}
+  local now, entries, position = string.format('%.0f', now_ms()), {}, 4
   for index = 4, #KEYS do
-    local window, packed = KEYS[index], ARGV[index]
-    local words = {}
-    local start = 1
-    while start <= #packed do
-      local begins = start + DIGITS + 1
-      local ends = begins + string.byte(packed, begins - 1)
-      local member = string.sub(packed, begins, ends - 1)
-      words[#words + 1] = string.sub(packed, start, start + DIGITS - 1)
-      start = ends
-      words[#words + 1] = member
+    local last = position + tonumber(ARGV[position])
+    redis.call('ZADD', KEYS[index], unpack(ARGV, position + 1, last))
+    for member = position + 2, last, 2 do
       entries[#entries + 1] = now
-      entries[#entries + 1] = member .. window
+      entries[#entries + 1] = ARGV[member] .. KEYS[index]
     end
-    redis.call('ZADD', window, unpack(words))
+    position = last + 1
   end
   if entries[1] then
     redis.call('ZADD', KEYS[3], 'NX', unpack(entries))
