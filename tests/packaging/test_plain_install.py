@@ -5,17 +5,15 @@ The development tools bring libraries along that a plain installation does not h
 
 from __future__ import annotations
 
-import os
 import sys
 import tomllib
-import venv
+from collections.abc import Iterable
 from importlib.metadata import (
     PackageNotFoundError,
     distributions,
     packages_distributions,
     requires,
 )
-from pathlib import Path
 from pkgutil import walk_packages
 from subprocess import CompletedProcess
 
@@ -27,11 +25,10 @@ from packaging.utils import canonicalize_name
 from dispatcher import MissingExtra, cli
 from dispatcher.errors import DISTRIBUTION, install_line, needs
 from dispatcher.store.migrate import migrate
-from dispatcher.times.clock import SystemClock
 from tests.support.environment import ROOT
-from tests.support.house import House, house_on
+from tests.support.house import House
+from tests.support.house_fixtures import on_sqlite
 from tests.support.processes import ran
-from tests.support.servers import RedisServer
 from tests.support.soak import a_third_of
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -47,25 +44,23 @@ PLAIN = (
 )
 COMMANDS = (*PLAIN, *(each.name for each in walk_packages(cli.__path__, "dispatcher.cli.")))
 _HIDE = """
-import importlib, runpy, sys
+import sys
 from importlib.abc import MetaPathFinder
-hidden, loaded = (set(words.split(",")) for words in sys.argv[1:3])
+hidden = set(sys.argv.pop(1).split(","))
 class Absent(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in hidden:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Absent())
-for each in sorted(loaded):
-    importlib.import_module(each)
-if sys.argv[3:]:
-    sys.argv[:] = sys.argv[3:]
-    runpy.run_module("dispatcher", run_name="__main__")
+"""
+_COMMAND = """
+import runpy
+sys.argv[0] = "dispatcher"
+runpy.run_module("dispatcher", run_name="__main__")
 """
 _SUBMIT = """
-import importlib.util as u
 from datetime import timedelta
 from dispatcher import Dispatcher
-print(*(each for each in ("alembic", "hiredis", "rich", "typer") if u.find_spec(each)), end="|")
 with Dispatcher() as dispatcher:
     accepted = dispatcher.submit(
         channel="memory", recipient="ada", body={"text": "hi"}, send_in=timedelta(days=1)
@@ -93,10 +88,8 @@ def _installed_with(*extras: str) -> set[str]:
     return found | {DISTRIBUTION}
 
 
-def _run_with(
-    extras: tuple[str, ...], loaded: tuple[str, ...], *command: str
-) -> CompletedProcess[str]:
-    """Import modules, and run a command, where nothing else is installed."""
+def _run_with(extras: Iterable[str], code: str, *arguments: str) -> CompletedProcess[str]:
+    """Run code where nothing else is installed."""
     there = _installed_with(*extras)
     hidden = {
         module
@@ -104,8 +97,8 @@ def _run_with(
         if not {canonicalize_name(each) for each in owners} & there
     }
     assert {"pytest", "limits"} <= hidden, "what only the tools need would not be hidden"
-    modules = (",".join(hidden), ",".join(loaded))
-    return ran(sys.executable, "-c", _HIDE, *modules, *command, cwd=ROOT, timeout=60)
+    words = (sys.executable, "-c", _HIDE + code, ",".join(hidden))
+    return ran(*words, *arguments, cwd=ROOT, timeout=60)
 
 
 def test_a_plain_installation_has_few_dependencies() -> None:
@@ -134,13 +127,13 @@ def test_each_pinned_version_takes_the_oldest_python_that_is_promised() -> None:
 
 
 @pytest.mark.parametrize(
-    ("extras", "loaded"),
+    ("extras", "modules"),
     [((), PLAIN), pytest.param(("worker",), COMMANDS, marks=pytest.mark.long)],
 )
 def test_redis_as_the_broker_needs_no_extra(
-    extras: tuple[str, ...], loaded: tuple[str, ...]
+    extras: tuple[str, ...], modules: tuple[str, ...]
 ) -> None:
-    done = _run_with(extras, loaded)
+    done = _run_with(extras, f"import {', '.join(modules)}")
     assert done.returncode == 0, done.stderr
 
 
@@ -148,20 +141,30 @@ def test_redis_as_the_broker_needs_no_extra(
 @pytest.mark.parametrize("name", ["fastapi", "flask"])
 def test_a_framework_needs_its_extra_alone(name: str) -> None:
     module = f"dispatcher.{name}"
-    done = _run_with((name,), (module,))
+    done = _run_with((name,), f"import {module}")
     assert done.returncode == 0, done.stderr
-    lacking = _run_with((), (module,)).stderr
+    lacking = _run_with((), f"import {module}").stderr
     assert f"MissingExtra: {module}: needs {name}, which is not installed" in lacking
     assert lacking.endswith(f"accepted: {install_line(name)}\n")
 
 
 @pytest.mark.parametrize("line", a_third_of(["--help", "submit", "worker"]))
 def test_a_command_without_its_extra_names_it(line: str) -> None:
-    done = _run_with((), ("dispatcher",), "dispatcher", line)
+    done = _run_with((), _COMMAND, line)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: dispatcher: needs ")
     assert done.stderr.endswith(f"{install_line('cli')}\n")
     assert done.stderr.count("\n") == 1
+
+
+@on_sqlite
+def test_a_plain_installation_submits(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in house.settings.environment().items():
+        monkeypatch.setenv(name, value)
+    done = _run_with((), _SUBMIT)
+    assert done.returncode == 0, done.stderr
+    [reserved] = house.members("ada")
+    assert done.stdout.split() == [str(reserved), "scheduled"]
 
 
 def test_a_migration_without_its_extra_names_it(
@@ -178,28 +181,3 @@ def test_a_migration_without_its_extra_names_it(
 def test_a_module_of_ours_that_is_missing_is_no_missing_extra() -> None:
     with pytest.raises(ModuleNotFoundError), needs("cli", "dispatcher"):
         raise ModuleNotFoundError(name="dispatcher.cli.lost")
-
-
-@pytest.mark.long
-def test_alone_in_an_empty_environment_it_submits(
-    wheel: Path, redis_server: RedisServer, sqlite_url: str, tmp_path: Path
-) -> None:
-    home = tmp_path / "home"
-    venv.create(home, with_pip=True)
-    python = home / "bin" / "python"
-    pip = (python, "-m", "pip", "install", "--quiet", "--retries", "1")
-    installed = ran(*pip, "--constraint", ROOT / "constraints.txt", wheel)
-    if installed.returncode and "/simple/" in installed.stderr:
-        pytest.skip(f"no registry is reached: {installed.stderr[-200:]}")
-    assert installed.returncode == 0, installed.stderr
-
-    data = tmp_path / "data"
-    with house_on(redis_server, sqlite_url, clock=SystemClock(), data_dir=data) as house:
-        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        env |= house.settings.environment()
-        done = ran(python, "-c", _SUBMIT, cwd=tmp_path, env=env)
-        assert done.returncode == 0, done.stderr
-        too_many, _, said = done.stdout.partition("|")
-        assert too_many == ""
-        [reserved] = house.members("ada")
-        assert said.split() == [str(reserved), "scheduled"]
