@@ -176,12 +176,6 @@ def mariadb() -> Iterator[MariaDBServer]:
         yield server
 
 
-@pytest.fixture
-def mariadb_name(mariadb: MariaDBServer) -> str:
-    """Name a migrated database with nothing in it; one is emptied faster than another is made."""
-    return mariadb.migrated(migrate_at)
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Compile the store's statements once, and note for tests that are read how many to run."""
     if config.getoption("all"):
@@ -266,6 +260,12 @@ def _asks_for_mariadb(item: pytest.Item) -> bool:
     return any(kind in names for kind in ("database_url", "far") for names in named)
 
 
+def _server(request: pytest.FixtureRequest) -> PostgresServer | MariaDBServer:
+    name = {"postgresql": "postgres", "mariadb": "mariadb"}[request.param]
+    server: PostgresServer | MariaDBServer = request.getfixturevalue(name)
+    return server
+
+
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
 def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "sqlite":
@@ -273,8 +273,7 @@ def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterat
         path.touch()  # only migrations make a file
         yield f"sqlite:///{path}"
         return
-    kind = "postgres" if request.param == "postgresql" else "mariadb"
-    server: PostgresServer | MariaDBServer = request.getfixturevalue(kind)
+    server = _server(request)
     name = server.create_database()
     yield server.url(name)
     server.drop_database(name)
@@ -293,11 +292,8 @@ def database_url(request: pytest.FixtureRequest) -> str:
     """
     if request.param == "sqlite":
         return str(request.getfixturevalue("sqlite_url"))
-    if request.param == "mariadb":
-        local: MariaDBServer = request.getfixturevalue("mariadb")
-        return local.url(request.getfixturevalue("mariadb_name"))
-    server: PostgresServer = request.getfixturevalue("postgres")
-    return server.url(request.getfixturevalue("postgres_name"))
+    server = _server(request)
+    return server.url(server.migrated(migrate_at))
 
 
 @pytest.fixture
@@ -317,8 +313,6 @@ def postgres_proxy(postgres: PostgresServer) -> Iterator[Proxy]:
 @pytest.fixture(params=["postgresql", "mariadb"])
 def far(request: pytest.FixtureRequest) -> Iterator[FarDatabase]:
     """Give a migrated database at the end of a line that can be broken, on each kind of server."""
-    kind = "postgres" if request.param == "postgresql" else "mariadb"
-    server: PostgresServer | MariaDBServer = request.getfixturevalue(kind)
-    name: str = request.getfixturevalue(f"{kind}_name")
+    server = _server(request)
     with Proxy(server.upstream) as proxy:
-        yield FarDatabase(server, name, proxy)
+        yield FarDatabase(server, server.migrated(migrate_at), proxy)
