@@ -12,7 +12,7 @@ comma := ,
 PLAYABLE := $(VENV)/.playable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-fast test-slow test-hosts test-lowest test-between test-newest resolve dist openapi simulate soak soak-bugs check docs format bench bench-scale migrate clean
+.PHONY: help demo test test-all test-fast test-hosts test-lowest test-between test-newest resolve dist openapi simulate soak soak-bugs check docs format bench bench-scale migrate clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -78,9 +78,6 @@ test-all: $(READY) ## Run all tests, each on every database: 10 to 20 minutes
 test-fast: $(READY) ## Run the tests of values, rules and transports, without a server: less than a minute
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile -m "not server" \
 		$(addprefix tests/,values property limiters reservation submission transports)
-
-test-slow: $(READY) ## Run all tests with half of the processor: no result may depend on speed
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m tests.slow $(BIN)/python -m pytest -n 3 --dist loadfile --all
 
 test-hosts: $(READY) ## Run the test in which each part has a host of its own, as root: 2 minutes
 	DISPATCHER_TESTS_REQUIRE=netns timeout 900 $(BIN)/python -m pytest --all tests/acceptance/test_hosts.py
