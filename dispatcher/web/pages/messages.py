@@ -29,16 +29,16 @@ from dispatcher.submission.changes import NewTime
 from dispatcher.submission.reads import coming
 from dispatcher.times.send_time import from_ms
 from dispatcher.web.access import Right
+from dispatcher.web.models import Filters
 from dispatcher.web.pages.site import PAGE_NAMES, SCOPE, Fields, PageRoute, Visit, local_text
 from dispatcher.web.problems import forbidden
 
 _LISTED = 50
 _ORDERS = ("newest", "oldest")
 _MOST_HELD = 100
-FILTERS = (
-    "status", "channel", "recipient", "scope", "key", "key_prefix", "campaign", "from", "until",
-    "overdue", "made_after", "zone",
-)  # fmt: skip
+FILTERS = tuple(
+    field.alias or name for name, field in Filters.model_fields.items() if name != "count"
+)
 """The filters in an address; further ones are ``count.KIND``."""
 _WITHOUT_A_FIELD = ("key", "made_after", "zone")
 """Filters that the form of the list has no field for; *List* keeps them."""
