@@ -35,7 +35,7 @@ _TIMEOUTS_IN_A_ROW = 3
 """After so many a destination is silent: one sender at a time tries it."""
 _APART = 1.25
 """How far apart messages for a silent destination come back, in transport timeouts."""
-_MOST_REMEMBERED = 10_000
+_MOST_REMEMBERED = 1_000
 """Destinations that a process remembers of a channel; an old one is forgotten first."""
 
 Unsent = tuple[float, int, "Group", Claim]
