@@ -10,7 +10,7 @@ import pytest
 
 from dispatcher import Message, Outcome, PermanentFailure, Status, StoreUnavailable
 from dispatcher.times.send_time import to_ms
-from tests.support.doubles import once, raising
+from tests.support.doubles import raising
 from tests.support.house import House, hour_ago, house_on
 from tests.support.house_fixtures import Build
 from tests.support.proxy import FarDatabase
@@ -18,7 +18,6 @@ from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 
 MINUTE = timedelta(minutes=1)
-RECORDS = [b"UPDATE dispatcher_messages SET status", b"UPDATE dispatcher_attempts"]
 CLAIM = b"INSERT INTO dispatcher_attempts"
 
 
@@ -104,30 +103,6 @@ def test_a_send_during_an_outage_of_the_store_is_recorded_after_it(
         assert through.outcomes(message) == [outcome]
     assert through.deliver(*messages) == 0
     assert len(seen) == len(messages)
-
-
-@pytest.mark.parametrize(
-    ("far", "statement", "lost"),
-    [
-        ("postgresql", b"done AS", 1),  # asked again in two statements
-        ("postgresql", RECORDS[1], 2),
-        ("mariadb", RECORDS[0], 2),
-        ("mariadb", b"COMMIT", 1),
-    ],
-    indirect=["far"],
-)
-def test_a_lost_reply_of_the_record_records_once(
-    through: House, far: FarDatabase, statement: bytes, lost: int
-) -> None:
-    message = through.submit()
-    arm = once(lambda: far.proxy.drop_reply(statement, times=lost))
-    through.memory.before = lambda _: arm()
-    assert through.deliver(message) == 1
-    assert far.proxy.dropped == lost
-    assert through.again(message).status is Status.SENT
-    assert len(through.attempt_rows()) == 1
-    assert through.deliver(message) == 0
-    assert through.sent == [message.id]
 
 
 @pytest.mark.parametrize(

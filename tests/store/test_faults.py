@@ -11,7 +11,7 @@ from sqlalchemy import make_url
 
 from dispatcher.errors import OutcomeUnknown, StoreUnavailable
 from dispatcher.message import Outcome, Status
-from dispatcher.store.claims import Claims, Failure
+from dispatcher.store.claims import Claims, Failure, Success
 from dispatcher.store.database import Database
 from dispatcher.store.engines.mariadb import check_version
 from dispatcher.store.engines.postgresql import PostgreSQLConnection
@@ -132,7 +132,8 @@ def test_pooled_connections_that_went_stale_are_not_noticed(
     [
         ("postgresql", "again", b"COMMIT"),
         ("postgresql", "snoozed", b"done AS"),
-        *(("mariadb", outcome, b"COMMIT") for outcome in ("again", "snoozed")),
+        ("postgresql", "sent", b"done AS"),
+        *(("mariadb", outcome, b"COMMIT") for outcome in ("again", "snoozed", "sent")),
     ],
     indirect=["far"],
 )
@@ -145,11 +146,13 @@ def test_a_record_whose_reply_is_lost_counts_once(
     if outcome == "again":
         failure = Failure(claim, Outcome.TEMPORARY, "busy", wait)
         claims.record([], [failure], enqueue_in=rows.SOON)
+    elif outcome == "sent":
+        claims.record([Success(claim, None)], [], enqueue_in=rows.SOON)
     else:
         claims.put_back([(claim, wait)], enqueue_in=rows.SOON)
     assert far.proxy.dropped == 1
     stored = Messages(direct).get(claim.message.id)
-    assert stored.status is Status.SCHEDULED
+    assert stored.status is (Status.SENT if outcome == "sent" else Status.SCHEDULED)
     assert stored.attempt_count == (0 if outcome == "snoozed" else 1)
     assert len(Messages(direct).attempts(claim.message.id)) == (0 if outcome == "snoozed" else 1)
 
