@@ -59,12 +59,12 @@ class PooledCalls:
 
     def command(self, key: str, request: Words) -> bytes:
         """Return the command for a request with one key, in ASCII. Raises InvalidValue."""
-        words = self._limit_set.words(self._limit_set.server_ms())
-        if self._packed_words[0] is not words:
-            self._packed_words = (words, _packed(self._limit_set.span, *words))
+        words, kept = self._limit_set.words(self._limit_set.server_ms()), self._packed_words
+        if kept[0] is not words:
+            kept = self._packed_words = (words, _packed(self._limit_set.span, *words))
         length = len(key)
         start = self._start(length).replace(_STAND_IN.encode() * length, key.encode())
-        return b"%b%b%b" % (start, self._packed_words[1], _packed(*request))
+        return b"%b%b%b" % (start, kept[1], _packed(*request))
 
     def _packed_start(self, length: int) -> bytes:
         """Return what comes before the words of the limits, for a key of that length."""

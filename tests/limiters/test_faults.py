@@ -42,15 +42,6 @@ def test_a_call_whose_reply_was_lost_takes_one_permit(
         assert make(5).on(direct).peek("ada").remaining == 4
 
 
-@every
-def test_after_a_flush_counting_begins_anew(make: Make, redis_client: redis.Redis) -> None:
-    limiter = make(2).on(redis_client)
-    assert taken(limiter, "ada", 3) == 2
-    redis_client.flushall()
-    redis_client.script_flush()
-    assert taken(limiter, "ada", 3) == 2
-
-
 @pytest.mark.parametrize("way", ["sync", "async"])
 def test_a_redis_that_does_not_answer_is_an_error_or_unknown(
     way: str, own_redis: RedisServer

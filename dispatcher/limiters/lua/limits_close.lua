@@ -13,7 +13,7 @@ local latest = 0
 
 for _, key in ipairs(KEYS) do
   local ends = math.max(closed, tonumber(redis.call('GET', key) or 0))
-  if ends == closed and ends > now then
+  if ends > now then
     redis.call('SET', key, string.format('%.0f', ends), 'PX', ends - now)
   end
   latest = math.max(latest, ends)

@@ -20,7 +20,7 @@ for index, key in ipairs(KEYS) do
   end
 end
 for index, key in ipairs(KEYS) do
-  local n = ends_of[index] and count_members(key, ends_of[index], id) or 0
+  local n = ends_of[index] and count_members(key, id) or 0
   if #ARGV > 1 then
     add_members(key, now + ARGV[1 + index], id, n)
     local last = redis.call('ZREVRANGE', key, 0, 0, 'WITHSCORES')

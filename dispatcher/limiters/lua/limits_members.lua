@@ -1,7 +1,6 @@
 -- The permits of one call as members of a ZSET: their id and, for further ones, id, NUL, number.
 --
--- Included by the parts that keep them. A call has at most 1,000. All its members have one score;
--- others of that id are left of an older call.
+-- Included by the parts that keep them. A call has at most 1,000, all of one score.
 
 local function members_of(id, n)
   local members = {id}
@@ -19,10 +18,10 @@ local function add_members(key, score, id, n)
   redis.call('ZADD', key, unpack(words))
 end
 
--- How many members the call has whose first one has that score. They are numbered without gaps.
-local function count_members(key, score, id)
+-- How many members the call has whose first one is there.
+local function count_members(key, id)
   local n = 1
-  while redis.call('ZSCORE', key, id .. '\0' .. n + 1) == score do
+  while redis.call('ZSCORE', key, id .. '\0' .. n + 1) do
     n = n + 1
   end
   return n

@@ -51,12 +51,8 @@ local function kept_limit(holds)
   end
 
   function kind.knows(state, id)
-    local key = state.key
-    local at = redis.call('ZSCORE', key, id)
-    if not at or at + state.lasts <= now then
-      return 0
-    end
-    return count_members(key, at, id)
+    local at = redis.call('ZSCORE', state.key, id)
+    return at and at + state.lasts > now and count_members(state.key, id) or 0
   end
 
   function kind.back(state, n, id)
