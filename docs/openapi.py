@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from dispatcher.client import Dispatcher
 from dispatcher.problems import MEDIA_TYPE
@@ -24,6 +24,17 @@ from dispatcher.web.context import KEY_HEADER
 
 _JSON, _NDJSON, _EVENTS = "application/json", "application/x-ndjson", "text/event-stream"
 _REFERENCE = "#/components/schemas/{model}"
+
+
+class Problem(BaseModel):
+    """An error, by RFC 9457, with the data of its type as further fields."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    title: str
+    status: int
+    detail: str
 
 
 class Described(NamedTuple):
@@ -130,7 +141,7 @@ def document_of(app: FastAPI) -> dict[str, Any]:
             if field.get("default", ...) is None:
                 del field["default"]
     bodies = [call.body for call in CALLS.values() if call.body is not None]
-    schemas = answers | _schemas([models.Problem, models.VerdictOut, *bodies])
+    schemas = answers | _schemas([Problem, models.VerdictOut, *bodies])
     text = {"type": "string"}
     document["components"] = {
         "schemas": schemas,
@@ -169,7 +180,7 @@ def _complete(operation: dict[str, Any], call: Described) -> None:
         responses[str(status)] = {
             "description": _TITLES[status],
             "headers": _described(_OF_PROBLEMS.get(status, _OF_LIMITS)),
-            "content": _content(MEDIA_TYPE, models.Problem),
+            "content": _content(MEDIA_TYPE, Problem),
         }
     if call.body is not None:
         content = _content(call.body_type, call.body)

@@ -182,17 +182,6 @@ class MessageOut(Out):
         return cls(**shown, idempotency_key=caller.shown_key(message.idempotency_key))
 
 
-class Problem(Out):
-    """An error, by RFC 9457, with the data of its type as further fields."""
-
-    model_config = ConfigDict(extra="allow")
-
-    type: str
-    title: str
-    status: int
-    detail: str
-
-
 class VerdictOut(Out):
     """The result of one line of a batch: a message, or a problem. `number` counts from 0."""
 
