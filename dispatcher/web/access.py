@@ -46,7 +46,6 @@ _PREFIX = "dsp_"
 _LONGEST_NAME, _LONGEST_KEY = 63, 190
 _ROTATED = ("name", "rights", "channels", "scope", "rate")
 _TTL_SECONDS = 2.0
-_MOST_CACHED = 10_000
 
 
 class Right(StrEnum):
@@ -190,8 +189,6 @@ class KeyAuth:
         ends_at, caller = self._callers.get(digest, (now, None))
         if caller is None or ends_at <= now:
             caller = caller_of(self.key(token))
-            if len(self._callers) >= _MOST_CACHED:
-                self._callers.clear()
             self._callers[digest] = (now + _TTL_SECONDS, caller)
         return caller
 

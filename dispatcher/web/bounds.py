@@ -69,10 +69,7 @@ class Streams:
 
     def free(self, kind: Kind, name: str) -> None:
         with self._lock:
-            taken = self._under_way[kind]
-            taken[name] -= 1
-            if not taken[name]:
-                del taken[name]
+            self._under_way[kind][name] -= 1
 
     async def within(self, name: str, app: ASGIApp, call: tuple[Scope, Receive, Send]) -> None:
         """Answer a long call in pieces: it has its place until a slow reader has them."""
