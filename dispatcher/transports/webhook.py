@@ -14,16 +14,16 @@ import select
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from http.client import HTTPResponse
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 from urllib.parse import urlsplit
 
 import certifi
-from pydantic import StrictBool, ValidationError
+from pydantic import Field, GetPydanticSchema, StrictBool
 from standardwebhooks import Webhook
 
 from dispatcher.errors import (
@@ -41,10 +41,10 @@ from dispatcher.times.send_time import as_text
 from dispatcher.transports.base import Texts, checked
 from dispatcher.transports.connections import Deadline, IdleConnections, connect, resolve
 from dispatcher.transports.webhook_urls import (
+    LAST_PORT,
     Addresses,
     LoopbackAddresses,
     Origin,
-    Ports,
     Reader,
     Target,
 )
@@ -84,6 +84,8 @@ _REST_BYTES, _REST_SECONDS = 16 * 1024, 0.5
 """How much of its body is read, and for how long, so that its connection can be used again."""
 _FOR_ANOTHER = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 Resolve = Callable[[str, int], list[str]]
+_Port = Annotated[int, Field(strict=True, ge=1, le=LAST_PORT)]
+_Ports = Annotated[Collection[int], GetPydanticSchema(lambda _, read: read(list[_Port]))]
 
 
 class WebhookTransport:
@@ -102,7 +104,7 @@ class WebhookTransport:
         headers: Mapping[str, str] | None = None,
         allow: Texts = (),
         http: StrictBool = False,
-        ports: Ports = (),
+        ports: _Ports = (),
         ca_file: str | None = None,
         timeout: float = 10.0,
         clock: Clock | None = None,
@@ -138,7 +140,7 @@ class WebhookTransport:
             addresses = Addresses(options.get("allow", ()))
             http, ports = options.get("http", False), options.get("ports", ())
             reader = Reader(addresses, http=http, ports=ports)
-        except (InvalidSettings, ValidationError):
+        except (InvalidSettings, TypeError, AttributeError):
             return  # the worker says so when it starts
         try:
             reader.read(recipient)

@@ -10,22 +10,16 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
-from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import Field, GetPydanticSchema, StrictBool
-
 from dispatcher.errors import InvalidSettings, InvalidValue, quoted
-from dispatcher.transports.base import Texts, checked
 from dispatcher.transports.connections import address_of, is_name
 
 Origin = tuple[str, str, int]
 """A scheme, a host and a port: requests to the same can use one connection."""
 _OR_ALLOWED = ", or one that options.allow names"
-_LAST_PORT = 65_535
+LAST_PORT = 65_535
 PORTS = {"https": 443, "http": 80}
-_Port = Annotated[int, Field(strict=True, ge=1, le=_LAST_PORT)]
-Ports = Annotated[Collection[int], GetPydanticSchema(lambda _, read: read(list[_Port]))]
 _URL = re.compile(r"[!#-;=?-\[\]_a-z~]+")  # printable ASCII without "<>\^`{|}
 _HOST_AND_PORT = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?")
 
@@ -74,8 +68,7 @@ class Addresses:
     (``hooks.internal``), whose addresses are taken whatever they are. Raises ValueError.
     """
 
-    @checked
-    def __init__(self, allow: Texts = ()) -> None:
+    def __init__(self, allow: Collection[str] = ()) -> None:
         self._networks: list[IPv4Network | IPv6Network] = []
         self._names: set[str] = set()
         for place in allow:
@@ -165,13 +158,12 @@ class Reader:
     ``any_port`` allows all. Raises ValueError.
     """
 
-    @checked
     def __init__(
         self,
         addresses: Addresses,
         *,
-        http: StrictBool = False,
-        ports: Ports = (),
+        http: bool = False,
+        ports: Collection[int] = (),
         any_port: bool = False,
     ) -> None:
         self._addresses = addresses
@@ -209,8 +201,8 @@ class Reader:
 
     def _port(self, scheme: str, text: str | None) -> int:
         port = PORTS[scheme] if text is None else int(text)
-        if not 1 <= port <= _LAST_PORT:
-            raise _invalid("there is no such port", f"1 to {_LAST_PORT}")
+        if not 1 <= port <= LAST_PORT:
+            raise _invalid("there is no such port", f"1 to {LAST_PORT}")
         if not self._any_port and port not in (PORTS[scheme], *self._ports):
             names = ", ".join(map(str, sorted({PORTS[scheme], *self._ports})))
             raise _invalid("its port is not allowed", f"port {names}, or one of options.ports")
