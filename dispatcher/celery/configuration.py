@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from celery import Celery
-from celery.utils.dispatch import Signal
 from kombu import Queue
 
 from dispatcher.settings import Settings
@@ -44,9 +43,6 @@ DUTIES: Mapping[str, Duty] = {
 TASKS_MODULE = "dispatcher.celery.tasks"
 WORKER_STEP = f"{TASKS_MODULE}:Serving"
 """The step of a worker's start that serves its metrics and health."""
-
-tasks_dropped = Signal(name="tasks_dropped", providing_args=["message_ids"])
-"""A worker lost its connection to the broker, and with it these messages' tasks in its memory."""
 
 _settings_of: WeakKeyDictionary[Celery, Settings] = WeakKeyDictionary()
 _WORKER_SOCKET_SECONDS = 5.0

@@ -21,25 +21,16 @@ from weakref import WeakSet
 from amqp.exceptions import FrameSyntaxError
 from amqp.method_framing import frame_handler
 from celery import beat
-from celery.utils.dispatch import Signal
 from celery.worker import consumer
 from kombu.transport import redis
 from kombu.transport.virtual import Message
 from vine import promise
 
-from dispatcher.celery.configuration import (
-    DELIVER,
-    DUTIES,
-    is_quorum,
-    settings_of,
-    tasks_dropped,
-)
+from dispatcher.celery import tasks
+from dispatcher.celery.configuration import DELIVER, DUTIES, is_quorum, settings_of
 from dispatcher.times.clock import SystemClock
 
 log = logging.getLogger(__name__)
-
-item_rejected = Signal(name="item_rejected", providing_args=[])
-"""Sent when a worker has deleted an item that is no task of the dispatcher."""
 
 LATEST = timedelta(days=1)
 """How far beyond twice the horizon the ETA of a task may lie."""
@@ -124,7 +115,7 @@ class Consumer(consumer.Consumer):
         super().on_connection_error_after_connected(error)
 
     def on_close(self) -> None:
-        """Drop the tasks of the broken connection, and send :data:`tasks_dropped`."""
+        """Drop the tasks of the broken connection, and let the sweep enqueue their messages."""
         # A task is acknowledged when it begins.
         dropped = [item for item in self._taken if not item.acknowledged]
         ids = [
@@ -135,8 +126,8 @@ class Consumer(consumer.Consumer):
         self._taken.clear()
         super().on_close()
         if ids:  # in a thread: the database may be slow, and the worker must reconnect
-            tell = partial(tasks_dropped.send, sender=self, message_ids=ids)
-            threading.Thread(target=tell, name="tasks dropped", daemon=True).start()
+            again = partial(tasks.enqueue_again, ids)
+            threading.Thread(target=again, name="tasks dropped", daemon=True).start()
 
 
 class Scheduler(beat.Scheduler):
@@ -223,7 +214,7 @@ def tell_rejected(part: str) -> None:
         "deleted; find the program that writes to the queues of this broker",
         part,
     )
-    item_rejected.send(sender=None)
+    tasks.count_rejected()
 
 
 def tolerant(transport: Any) -> Any:

@@ -27,8 +27,7 @@ from celery.signals import (
 )
 
 from dispatcher.app import App
-from dispatcher.celery.configuration import DUTIES, Duty, settings_of, tasks_dropped
-from dispatcher.celery.consumer import item_rejected
+from dispatcher.celery.configuration import DUTIES, Duty, settings_of
 from dispatcher.delivery import StopFlag
 from dispatcher.delivery.reconciler import ReconcileResult
 from dispatcher.errors import DispatcherError, Unavailable
@@ -121,13 +120,13 @@ def finish(**_: object) -> None:
         app.close_sending()
 
 
-@tasks_dropped.connect
-def enqueue_again(message_ids: list[UUID], **_: object) -> None:
+def enqueue_again(message_ids: list[UUID]) -> None:
+    """Let the sweep enqueue messages whose tasks this worker lost with its connection."""
     here().sweep.enqueue_again(message_ids)
 
 
-@item_rejected.connect
-def count_rejected(**_: object) -> None:
+def count_rejected() -> None:
+    """Count an item that was no task of the dispatcher; this worker has deleted it."""
     here().journal.count(lambda meter: meter.item_rejected())
     here().pulse.item_rejected()
 
