@@ -112,15 +112,6 @@ def test_a_duplicate_submit_that_gives_up_leaves_the_other_its_booking(opened: O
     assert not real.client.exists(keys.duplicates("key"), keys.pending)
 
 
-def test_a_repeated_call_of_one_submit_counts_once(opened: Opened) -> None:
-    real = opened()
-    submit = Submit("key", "print")
-    booking = real.book(NOON, submit=submit)
-    assert real.book(NOON, submit=submit).message_id == booking.message_id
-    real.windows.withdraw([booking.request])
-    assert real.members("ann") == {}
-
-
 def test_duplicates_are_forgotten_in_time_and_then_only_the_store_decides(opened: Opened) -> None:
     real = opened()
     booking = real.book(NOON, submit=Submit("key", "print"))

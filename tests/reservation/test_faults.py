@@ -129,13 +129,15 @@ def move(request: pytest.FixtureRequest, opened: Callable[..., Reserving]) -> Ac
     return Act(opened(QUOTA, further=FURTHER), TERMS[request.param], "move")
 
 
-def test_calls_that_come_twice_book_once(act: Act) -> None:
+def test_calls_that_come_twice_book_and_release_once(act: Act) -> None:
     """As where a reply is lost, and the client asks again."""
     shards = act.real.windows.shards
     run = shards._run
     vars(shards)["_run"] = lambda *call: (run(*call), run(*call))[1]
     booked = act()
     assert act.stands(booked, act.present) if act.moves else act.stands(booked)
+    act.real.windows.withdraw([booked])
+    assert act.state() == act.before
 
 
 class Death(BaseException):

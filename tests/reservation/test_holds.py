@@ -168,17 +168,3 @@ def test_a_place_that_another_took_meanwhile_stays_the_other_s(
     before[LAST] |= {other.bytes: ASKED + 1}
     assert {scope: real.places(scope) for scope in BOTH.scopes} == before
     assert all(len(member) == 16 for member, _ in real.unconfirmed())
-
-
-@pytest.mark.parametrize("scope", BOTH.scopes, ids=str)
-def test_a_move_that_one_window_lost_is_booked_there_again(real: Reserving, scope: Scope) -> None:
-    """The same move comes again, as after a lost reply."""
-    message_id, far = new_id(), AWAY - 100_000
-    reserve(real.windows, message_id, terms=BOTH, send_at=from_ms(AWAY))
-    [leg] = real.windows.legs(BOTH)
-    asked = (leg, BookingRequest(message_id, BOTH, far, far).moving())
-    booked = real.windows.shards.book([asked])
-    assert real.windows.shards.book([asked]) == booked
-    real.client.zrem(real.keys(scope.home).window(scope.name, scope.kind), asked[1].member)
-    assert real.windows.shards.book([asked]) == booked
-    assert all(far in real.places(each).values() for each in BOTH.scopes)

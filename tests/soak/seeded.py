@@ -259,7 +259,7 @@ BUGS = {
                 "if word == 'ZSCORE' then return false end", "reservation/reserve"
             )
         },
-        test="tests/reservation/test_faults.py::test_calls_that_come_twice_book_once",
+        test="tests/reservation/test_faults.py::test_calls_that_come_twice_book_and_release_once",
     ),
 }
 
