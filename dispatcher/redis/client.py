@@ -96,18 +96,18 @@ class _Nodes(NamedTuple):
         parts = urlsplit(url)
         user, at, hosts = parts.netloc.rpartition("@")
         addresses = []
-        for each in hosts.split(","):
-            one = urlsplit(f"//{each}")
-            if not one.hostname:
+        for host in hosts.split(","):
+            address = urlsplit(f"//{host}")
+            if not address.hostname:
                 raise ValueError
-            addresses.append((one.hostname, one.port or default_port))
+            addresses.append((address.hostname, address.port or default_port))
         scheme = parts.scheme.partition("+")[0]
         query = f"?{parts.query}" if parts.query else ""
         options = dict(parse_url(f"{scheme}://{user}{at}host{query}"))
         for name in ("host", "port", "db"):
             options.pop(name, None)
         connection = options.pop("connection_class", Connection)
-        of_redis = {name: each for name, each in options.items()
+        of_redis = {name: value for name, value in options.items()
                     if not name.startswith("sentinel_")}  # fmt: skip
         _check_options(connection, of_redis)
         if issubclass(connection, SSLConnection):
@@ -120,14 +120,14 @@ def _master_of(nodes: _Nodes, options: dict[str, Any]) -> redis.Redis:
     master, database = (*nodes.path, "0")[:2] if names_master else ("", "")
     if not database.isdigit():
         raise InvalidSettings("redis_url", "names no master, or no number of a database", _ACCEPTED)
-    given = {name: options.pop(f"sentinel_{name}", None) for name in ("username", "password")}
+    access = {name: options.pop(f"sentinel_{name}", None) for name in ("username", "password")}
     of_sentinels: dict[str, Any] = {name: value for name, value in options.items()
                     if name.startswith(("socket_", "ssl"))}  # fmt: skip
     at_once = {"protocol": 2, "retry": Retry(NoBackoff(), 0)}
-    sentinel = Sentinel(nodes.addresses, sentinel_kwargs=of_sentinels | given | at_once)
+    sentinel = Sentinel(nodes.addresses, sentinel_kwargs=of_sentinels | access | at_once)
     options |= {"db": int(database), **repeated(short_retry())}
-    found: redis.Redis = sentinel.master_for(master, **options)
-    return found
+    client: redis.Redis = sentinel.master_for(master, **options)
+    return client
 
 
 def _check_options(connection: type[Any], options: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ class Cluster:
         with self._lock:
             # redis-py before 7 forgets nodes that do not answer; without any it never reconnects.
             if self._client is None or not self._client.nodes_manager.startup_nodes:
-                masters = [ClusterNode(*each) for each in self._masters()]
+                masters = [ClusterNode(*address) for address in self._masters()]
                 self._client = RedisCluster(
                     startup_nodes=masters,
                     retry=short_retry(),
@@ -80,9 +80,11 @@ class Cluster:
                 is_alone = "cluster support disabled" in str(error)
                 failure = UnfitServer(_ALONE) if is_alone else error
                 continue
-            found = {((each[2][0] or b"").decode() or host, int(each[2][1])) for each in slots}
-            if found:
-                return sorted(found)
+            masters = [master for _, _, master, *_ in slots]
+            if masters:
+                return sorted(
+                    {((name or b"").decode() or host, int(at)) for name, at, *_ in masters}
+                )
         raise failure or redis.exceptions.ClusterDownError("no hash slots are served")
 
     def refresh(self) -> None:
@@ -131,11 +133,11 @@ class Cluster:
         return answers
 
     def by_server(self, keys: Sequence[bytes | str]) -> dict[redis.Redis, list[int]]:
-        cluster, found = self.connected(), dict[redis.Redis, list[int]]()
+        cluster, numbers = self.connected(), dict[redis.Redis, list[int]]()
         for number, key in enumerate(keys):
             node = cluster.get_node_from_key(key)
-            found.setdefault(cluster.get_redis_connection(node), []).append(number)
-        return found
+            numbers.setdefault(cluster.get_redis_connection(node), []).append(number)
+        return numbers
 
     def close(self) -> None:
         with self._lock:

@@ -111,8 +111,8 @@ def reason(error: redis.RedisError | redis.exceptions.RedisClusterException) -> 
         return text.replace("Redis", f"Redis at {address[1]}", 1) if address else text
     if "unknown command" in str(error) and "SENTINEL" in str(error):
         return "the server of redis_url is no sentinel"
-    found = _CODE.search(str(error))
-    code = found[1] if found else "an error"
+    match = _CODE.search(str(error))
+    code = match[1] if match else "an error"
     return _CODES.get(code, f"Redis answered {code}")
 
 

@@ -227,8 +227,8 @@ def start_of(name: bytes) -> bytes:
 
 def scope_of(window: bytes) -> tuple[str, str] | None:
     """Return kind and name of the scope that a window belongs to; None for any other key."""
-    found = _WINDOW.match(window)
-    return ((found[1] or b"").decode(), found[2].decode("utf-8", "replace")) if found else None
+    match = _WINDOW.match(window)
+    return ((match[1] or b"").decode(), match[2].decode("utf-8", "replace")) if match else None
 
 
 def scope_kind_of(window: bytes) -> str:

@@ -68,7 +68,7 @@ def packed(value: Packable) -> bytes:
     if names is None:
         return struct.pack(">BI", 0xDD, len(value)) + b"".join(map(packed, value))
     named = zip(names, value, strict=True)
-    words = (bytes([0xD9, len(name)]) + name.encode() + packed(each) for name, each in named)
+    words = (bytes([0xD9, len(name)]) + name.encode() + packed(field) for name, field in named)
     return struct.pack(">BI", 0xDF, len(value)) + b"".join(words)
 
 

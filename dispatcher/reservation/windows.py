@@ -134,8 +134,8 @@ class Windows:
         bookings: list[_Booking] = []
         try:
             sized = zip(map(len, legs_of), legs_of, requests, strict=True)
-            for many, group in groupby(sized, itemgetter(0)):
-                if many > 1:
+            for number, group in groupby(sized, itemgetter(0)):
+                if number > 1:
                     for _, legs, request in group:
                         bookings.append(_Booking(request, request, legs, grace_ms, is_stored))
                         answers.append(self._alone(bookings[-1]))
@@ -148,7 +148,7 @@ class Windows:
                 ]
         except BaseException:
             # Its caller withdraws the requests that it knows.
-            renewed = [each.request for each in bookings if each.request is not each.asked]
+            renewed = [b.request for b in bookings if b.request is not b.asked]
             with _rest_left_to_reconcile():
                 self.withdraw(renewed)
             raise

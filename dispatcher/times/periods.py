@@ -72,11 +72,11 @@ def bounds(unit: Period, zone: str, instant_ms: int, periods: int) -> tuple[int,
     stretch_ms = longest_ms(unit)
     near = _bounds_along(unit, zone, instant_ms // stretch_ms)
     first = bisect_right(near, instant_ms) - 1
-    found = near[first : first + periods + 1]
-    while len(found) <= periods:
-        near = _bounds_along(unit, zone, found[-1] // stretch_ms)
-        found += near[bisect_right(near, found[-1]) :]
-    return found[: periods + 1]
+    edges = near[first : first + periods + 1]
+    while len(edges) <= periods:
+        near = _bounds_along(unit, zone, edges[-1] // stretch_ms)
+        edges += near[bisect_right(near, edges[-1]) :]
+    return edges[: periods + 1]
 
 
 def _even_bounds(
@@ -108,10 +108,10 @@ def _bounds_along(unit: Period, zone: str, stretch: int) -> tuple[int, ...]:
     """
     rules = zones.rules(zone)
     start_ms, end_ms = (number * longest_ms(unit) for number in (stretch, stretch + 1))
-    found: tuple[int, ...] = _period_shown(unit, rules, start_ms)
-    while found[-1] < end_ms:
-        found += _period_shown(unit, rules, found[-1])[1:]
-    return found
+    edges: tuple[int, ...] = _period_shown(unit, rules, start_ms)
+    while edges[-1] < end_ms:
+        edges += _period_shown(unit, rules, edges[-1])[1:]
+    return edges
 
 
 def _period_shown(unit: Period, rules: ZoneInfo, instant_ms: int) -> tuple[int, int]:

@@ -185,7 +185,7 @@ def _days_text(days: list[int]) -> str:
 @lru_cache(maxsize=1 << 14)
 def _inside_day(hours: Hours, zone: str, day: int) -> tuple[Interval, ...]:
     start_ms, end_ms = day * zones.DAY_MS, (day + 1) * zones.DAY_MS
-    found = []
+    intervals = []
     for from_ms, until_ms, offset_ms in zones.pieces(zones.rules(zone), start_ms, end_ms):
         # Where the week that the clocks show at its beginning began by this offset; the piece
         # may reach into the next.
@@ -195,8 +195,8 @@ def _inside_day(hours: Hours, zone: str, day: int) -> tuple[Interval, ...]:
                 begins_ms = max(from_ms, monday_ms + start * _MINUTE_MS)
                 ends_ms = min(until_ms, monday_ms + end * _MINUTE_MS)
                 if begins_ms < ends_ms:
-                    found.append((begins_ms, ends_ms))
-    return tuple(found)
+                    intervals.append((begins_ms, ends_ms))
+    return tuple(intervals)
 
 
 def united(intervals: Iterable[tuple[Instant, Instant]]) -> list[tuple[Instant, Instant]]:

@@ -192,7 +192,7 @@ def _in_zone(moment: datetime, zone: str | None, fold: int | None, field: str) -
     if not tz.datetime_exists(local):
         raise InvalidSendTime(field, _skipped(local), "a local time that exists")
     if fold is None and moment.fold == 0 and tz.datetime_ambiguous(local):
-        first, second = (tz.enfold(local, each).isoformat() for each in (0, 1))
+        first, second = (tz.enfold(local, fold).isoformat() for fold in (0, 1))
         raise InvalidSendTime(
             field,
             f"{moment.isoformat()} happens twice in {zone}",

@@ -54,23 +54,23 @@ PACKAGE = "tzdata"
 @cache
 def database() -> Database:
     """Return the newer tz database of the system and the package; a system's may be unknown."""
-    system = next((each for each in map(_of_folder, zoneinfo.TZPATH) if each), Database("", ""))
+    system = next(filter(None, map(_of_folder, zoneinfo.TZPATH)), Database("", ""))
     try:
         package = Database(import_module(PACKAGE).IANA_VERSION, PACKAGE)
     except ImportError:
         return system
-    return max(package, system, key=lambda each: each.version)
+    return max(package, system)
 
 
 def _of_folder(folder: str) -> Database | None:
     for name in ("tzdata.zi", "+VERSION"):
         try:
             with (Path(folder) / name).open(encoding="ascii", errors="replace") as file:
-                found = _VERSION.match(file.readline(80))
+                version = _VERSION.match(file.readline(80))
         except OSError:
             continue
-        if found:
-            return Database(found[1], folder)
+        if version:
+            return Database(version[1], folder)
     return None
 
 
