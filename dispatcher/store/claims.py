@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
-from functools import cached_property, partial
-from typing import Any, ClassVar, NamedTuple, cast
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 from uuid import UUID, uuid4
 
 import sqlalchemy as sa
 
 from dispatcher.message import Message, Outcome, Status
-from dispatcher.store.database import Database, Given, GivenArrays, GivenRow, GuardedChange, arrays
-from dispatcher.store.engines.types import database_now, id_type, later
+from dispatcher.store.database import Database
+from dispatcher.store.engines.types import Instant, database_now, id_type, later, one_of
 from dispatcher.store.lists import REASON
 from dispatcher.store.schema import MOST_ATTEMPTS, Tables, to_message
 
 _NO_WAIT = timedelta(0)
 _NOW = database_now()
-_NO_CLAIM: dict[str, Any] = {"claimed_by": None, "claim_expires_at": None}
 _MARK = sa.bindparam("mark", type_=id_type())
-_IDS = sa.bindparam("ids", type_=id_type(), expanding=True)
-_ATTEMPT_COLUMNS = ["message_id", "token", "started_at"]
+ATTEMPT_COLUMNS = ["message_id", "token", "started_at"]
+_OPEN = frozenset({Status.SENDING, Status.HELD})
+"""The outcome of the last attempt is not known yet."""
+_MAY_BE_SENT = _OPEN | {Status.SCHEDULED, Status.FAILED}
+"""A success that comes to light ends the message as sent."""
 
+# Stored in last_error, and compared with it (_is_suspect): a row with another text is no suspect.
+UNKNOWN = "the outcome of the last attempt is unknown: its worker died or lost its connection"
 NOT_BEGUN = "not sent: its worker died before the send began"
 """An error; if the next worker dies so, too, the attempt counts. One that lives clears it."""
 
@@ -41,6 +45,10 @@ class Claim:
     due_in: float = 0.0
     expires_in: float | None = None
     late_by: float = 0.0
+
+    @property
+    def attempt(self) -> tuple[UUID, int]:
+        return self.message.id, self.token
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +85,17 @@ class Unclaimed(NamedTuple):
     cancelled: dict[UUID, str]
 
 
+class AttemptEnd(NamedTuple):
+    """What came of an attempt, now where it does not say when."""
+
+    of: UUID
+    by: int
+    outcome: Outcome
+    error: str | None = None
+    receipt: str | None = None
+    ended_at: datetime | None = None
+
+
 class Claims:
     """Takes messages to deliver them and records their outcomes. Every call may be run again.
 
@@ -86,15 +105,15 @@ class Claims:
     def __init__(
         self, database: Database, *, ttl: timedelta, kept_back: sa.ColumnElement[bool] | None = None
     ) -> None:
-        tables = database.tables
+        tables, backend = database.tables, database.backend
         self._database = database
         self._tables = tables
-        self._changes = ClaimChanges(database)
+        self._locked = LockedMessages(database)
         self._ttl = ttl
         not_suppressed = ~tables.is_suppressed
         may_be_taken = not_suppressed if kept_back is None else sa.and_(not_suppressed, ~kept_back)
         messages, attempts = tables.messages, tables.attempts
-        these = messages.c.id.in_(_IDS)
+        these = one_of(messages.c.id, "ids")
         self._wanted = _wanted(tables, sa.and_(these, may_be_taken))
         self._take = _take(tables).where(these)
         mine = sa.and_(these, messages.c.claimed_by == _MARK)
@@ -103,22 +122,16 @@ class Claims:
         )
         columns = (messages.c.id, messages.c.claim_token, _starts_at(messages.c.next_attempt_at))
         missing = sa.select(*columns).where(mine, ~has_attempt.exists())
-        self._insert_attempts = sa.insert(attempts).from_select(_ATTEMPT_COLUMNS, missing)
+        self._insert_attempts = sa.insert(attempts).from_select(ATTEMPT_COLUMNS, missing)
         self._mine = (
             sa.select(*tables.message_columns, messages.c.claim_token, _NOW.label("now"))
             .where(mine)
             .order_by(messages.c.next_attempt_at, messages.c.id)
         )
-        self._sending = _last_claims(tables, Status.SENDING)
-        self._sending_locked = _locked(self._sending)
-        self._sent_locked = _locked(_last_claims(tables, Status.SENT))
-        self._open_locked = _locked(_last_claims(tables, Status.SENDING, Status.HELD))
-        self._scheduled = _last_claims(tables, Status.SCHEDULED)
         # One statement each, where the database can; after a failure it is done step by step.
-        at_once = database.backend.takes_arrays
-        self._claim_at_once = claim_at_once(tables, may_be_taken) if at_once else None
-        self._sent_at_once = self._changes.sent_at_once() if at_once else None
-        self._snoozed_at_once = self._changes.snoozed_at_once() if at_once else None
+        self._claim_at_once = backend.claim_at_once(tables, self._wanted, self._take)
+        self._record_at_once = backend.record_at_once(tables)
+        self._put_back_at_once = backend.put_back_at_once(tables)
 
     def claim(
         self, message_ids: Sequence[UUID], *, ahead: timedelta = _NO_WAIT, mark: UUID | None = None
@@ -150,12 +163,17 @@ class Claims:
         return connection.execute(self._mine, values).all()
 
     def renew(self, claims: Sequence[Claim]) -> set[UUID]:
-        rows = [_key(each) | {"wait": self._ttl.total_seconds()} for each in claims]
-        tokens = {each.message.id: each.token for each in claims}
-        last = self._changes.renewed.run_and_read(
-            self._database, rows, self._sending.params(ids=[*tokens])
+        tokens, messages = dict(claim.attempt for claim in claims), self._tables.messages
+        ours = (messages.c.id == sa.bindparam("of"), messages.c.claim_token == sa.bindparam("by"))
+        is_sending = self._tables.has_status(Status.SENDING)
+        renewed = {"claim_expires_at": later(_NOW, self._ttl)}
+        query = sa.select(messages.c.id, messages.c.claim_token)
+        rows = self._database.change_each(
+            sa.update(messages).where(*ours, is_sending).values(renewed),
+            [{"of": id_, "by": tokens[id_]} for id_ in sorted(tokens)],
+            query.where(one_of(messages.c.id, [*tokens]), is_sending),
         )
-        return {row.id for row in last if row.token == tokens[row.id]}
+        return {row.id for row in rows if row.claim_token == tokens[row.id]}
 
     def unclaimed(self, message_ids: Sequence[UUID]) -> Unclaimed:
         tables = self._tables
@@ -168,7 +186,7 @@ class Claims:
             now.label("now"),
             is_expired.label("is_expired"),
             tables.is_suppressed.label("is_suppressed"),
-        ).where(messages.c.id.in_(message_ids), tables.is_scheduled)
+        ).where(one_of(messages.c.id, message_ids), tables.is_scheduled)
         rows = self._database.read(read)
         unwanted = [row.id for row in rows if row.is_suppressed]
         expired = [row.id for row in rows if row.is_expired and not row.is_suppressed]
@@ -190,16 +208,16 @@ class Claims:
         if not message_ids:
             return {}
         messages, guard = self._tables.messages, sa.and_(self._tables.is_scheduled, reason)
-        these = sa.select(messages.c.id).where(messages.c.id.in_(message_ids), guard)
-        locked = these.order_by(messages.c.id).with_for_update()
+        these = sa.select(messages.c.id, messages.c.channel)
+        these = these.where(one_of(messages.c.id, message_ids), guard).order_by(messages.c.id)
         end = sa.update(messages).where(guard).values(finished_at=database_now(), **values)
-        rows = self._database.update_returning(locked, end, messages.c.id, messages.c.channel)
+        rows = self._database.change(these.with_for_update(), end)
         return dict(tuple(row) for row in rows)
 
     def enqueue_when_due(self, message_ids: Sequence[UUID]) -> None:
         """Let maintenance enqueue these when they are due, or now: no task has them any more."""
         messages = self._tables.messages
-        these = (messages.c.id.in_(message_ids), self._tables.is_scheduled)
+        these = (one_of(messages.c.id, message_ids), self._tables.is_scheduled)
         is_later = messages.c.enqueue_at > messages.c.next_attempt_at
         change = sa.update(messages).where(*these, is_later)
         self._database.execute(change.values(enqueue_at=_starts_at(messages.c.next_attempt_at)))
@@ -213,57 +231,80 @@ class Claims:
         unless it was cancelled or has expired. A failure counts while its claim is the last one.
         Messages to retry are due ``wait`` from now, and enqueued ``enqueue_in`` after that.
         """
-        sent: list[GivenRow] = [
-            {"id": each.claim.message.id, "token": each.claim.token, "receipt": each.receipt}
-            for each in successes
+        if self._record_at_once is not None and successes and not failures:
+            values = _keys([success.claim for success in successes])
+            values |= {"receipts": [success.receipt for success in successes]}
+            if self._database.try_once(self._record_at_once, values) == []:
+                return set()
+        record = partial(self._record_in_steps, successes, failures, enqueue_in)
+        return self._database.transact(record)
+
+    def _record_in_steps(
+        self,
+        successes: Sequence[Success],
+        failures: Sequence[Failure],
+        enqueue_in: timedelta,
+        connection: sa.Connection,
+    ) -> set[UUID]:
+        sent = [success.claim.message.id for success in successes]
+        failed = [failure.claim.message.id for failure in failures]
+        rows = self._locked.take(connection, [*sent, *failed])
+        ends = [
+            *(
+                AttemptEnd(*each.claim.attempt, each.outcome, None, each.receipt)
+                for each in successes
+            ),
+            *(AttemptEnd(*each.claim.attempt, each.outcome, each.error) for each in failures),
         ]
-        if sent and not failures and self._is_done_at_once(self._sent_at_once, sent):
-            return set()
-        outcomes = [row | {"outcome": Outcome.SENT.value, "error": None} for row in sent]
-        failed = [_failed(failure, enqueue_in) for failure in failures]
-        dated = [row for row in failed if row["may_expire"]]
-
-        def work(connection: sa.Connection) -> set[UUID]:
-            last = _tokens(connection, self._sending_locked, sent)
-            overtaken = [
-                {"id": row["id"], "token": last[row["id"]]}
-                for row in sent
-                if last.get(row["id"], 0) > row["token"]
-            ]
-            self._changes.overtaken.run(connection, overtaken)
-            self._changes.sent.run(connection, sent)
-            before = _tokens(connection, self._open_locked, dated)
-            self._changes.failed.run(connection, failed)
-            retried = _tokens(connection, self._scheduled, dated)
-            self._changes.outcome.run(connection, [*outcomes, *failed])
-            return {
-                row["id"]
-                for row in dated
-                if before.get(row["id"]) == row["token"] and row["id"] not in retried
-            }
-
-        return self._database.transact(work)
+        for success in successes:
+            row, token = rows.get(success.claim.message.id), success.claim.token
+            if row is not None and row.may_be_sent(token):
+                if row.status is Status.SENDING and row.claim_token > token:
+                    overtaken, ends_at = (row.id, row.claim_token), row.claim_expires_at
+                    ends.append(AttemptEnd(*overtaken, Outcome.UNKNOWN, ended_at=ends_at))
+                row.sent()
+        for failure in failures:
+            row = rows.get(failure.claim.message.id)
+            if row is not None and row.is_open_for(failure.claim.token):
+                row.failed(failure, enqueue_in)
+        self._locked.write(connection, rows.values())
+        self._locked.end_attempts(connection, ends)
+        return {row.id for row in rows.values() if row.is_changed and row.status is Status.EXPIRED}
 
     def put_back(
         self, snoozed: Iterable[tuple[Claim, timedelta]], *, enqueue_in: timedelta
     ) -> None:
         """Return claims that were not sent: due again after the wait, no attempt counted."""
-        rows = [_key(claim) | _waits(wait, enqueue_in) for claim, wait in snoozed]
-        if not rows or self._is_done_at_once(self._snoozed_at_once, rows):
+        waits = [(claim, max(wait, _NO_WAIT)) for claim, wait in snoozed]
+        if not waits:
             return
+        claims = [claim for claim, _ in waits]
+        if self._put_back_at_once is not None:
+            seconds = [wait.total_seconds() for _, wait in waits]
+            soon = enqueue_in.total_seconds()
+            values = _keys(claims) | {"waits": seconds, "not_begun": NOT_BEGUN}
+            values |= {"enqueues": [max(0.0, each + soon) for each in seconds]}
+            if self._database.try_once(self._put_back_at_once, values) == []:
+                return
 
         def work(connection: sa.Connection) -> None:
-            self._changes.snoozed.run(connection, rows)
-            self._changes.undone_attempt.run(connection, rows)
-            last = _tokens(connection, self._sent_locked, rows)
-            overtaken = [row for row in rows if last.get(row["id"]) == row["token"]]
-            self._changes.uncounted.run(connection, overtaken)
-            self._changes.undone_overtaken.run(connection, overtaken)
+            rows = self._locked.take(connection, [claim.message.id for claim in claims])
+            undone: list[tuple[UUID, int]] = []
+            for claim, wait in waits:
+                row = rows.get(claim.message.id)
+                if row is None:
+                    continue
+                if row.is_open_for(claim.token):
+                    row.snoozed(wait, enqueue_in)
+                    undone.append(claim.attempt)
+                elif row.was_sent_during(claim.token) and self._locked.undo_attempts(
+                    connection, [claim.attempt]
+                ):
+                    row.uncounted()
+            self._locked.undo_attempts(connection, undone)
+            self._locked.write(connection, rows.values())
 
         self._database.transact(work)
-
-    def _is_done_at_once(self, statement: sa.Select[Any] | None, rows: Sequence[GivenRow]) -> bool:
-        return statement is not None and self._database.try_once(statement, arrays(rows)) == []
 
 
 def _claim(message: Message, token: int, now: datetime) -> Claim:
@@ -273,73 +314,9 @@ def _claim(message: Message, token: int, now: datetime) -> Claim:
     return Claim(message, token, due_in, expires_in, (now - message.send_at).total_seconds())
 
 
-def _key(claim: Claim) -> GivenRow:
-    return {"id": claim.message.id, "token": claim.token}
-
-
-def _failed(failure: Failure, enqueue_in: timedelta) -> GivenRow:
-    status, wait = Status.SCHEDULED, failure.wait
-    if failure.is_held:
-        status, wait = Status.HELD, None
-    elif wait is None:
-        status = Status.FAILED
-    is_dated = wait is not None and failure.claim.expires_in is not None
-    return _key(failure.claim) | _waits(wait, enqueue_in) | {
-        "status": status.value, "more": 0 if failure.counts or wait is None else 1,
-        "may_expire": 1 if is_dated else 0,
-        "outcome": failure.outcome.value, "error": failure.error, "receipt": None,
-    }  # fmt: skip
-
-
-def _last_claims(tables: Tables, *statuses: Status) -> sa.Select[Any]:
-    row = tables.messages.c
-    query = sa.select(row.id, row.claim_token.label("token"))
-    return query.where(row.id.in_(_IDS), tables.has_status(*statuses))
-
-
-def _locked(last_claims: sa.Select[Any]) -> sa.Select[Any]:
-    return last_claims.order_by(last_claims.selected_columns.id).with_for_update()
-
-
-def _tokens(
-    connection: sa.Connection, last_claims: sa.Select[Any], rows: Sequence[GivenRow]
-) -> dict[UUID, int]:
-    if not rows:
-        return {}
-    found = connection.execute(last_claims, {"ids": [row["id"] for row in rows]})
-    return dict(map(tuple, found))
-
-
-def _waits(wait: timedelta | None, enqueue_in: timedelta) -> GivenRow:
-    seconds = wait.total_seconds() if wait else 0.0
-    return {"wait": seconds, "enqueue": max(0.0, seconds + enqueue_in.total_seconds())}
-
-
-def claim_at_once(tables: Tables, may_be_taken: sa.ColumnElement[bool]) -> sa.Select[Any]:
-    messages, attempts = tables.messages, tables.attempts
-    these = messages.c.id == sa.any_(sa.bindparam("ids", type_=sa.ARRAY(id_type())))
-    wanted = _wanted(tables, sa.and_(these, may_be_taken)).cte("wanted")
-    taken = (
-        # As in GivenArrays: "these" is redundant, and keeps to look-ups by id.
-        _take(tables)
-        .where(these, messages.c.id == wanted.c.id)
-        .returning(*tables.message_columns, messages.c.claim_token)
-        .cte("taken")
-    )
-    columns = (taken.c.id, taken.c.claim_token, _starts_at(taken.c.next_attempt_at))
-    inserted = sa.insert(attempts).from_select(_ATTEMPT_COLUMNS, sa.select(*columns)).cte("begun")
-    # The later the clock is read, the shorter is the wait of a message that is not due yet.
-    return (
-        sa.select(*taken.c, now_read_late().label("now"))
-        .order_by(taken.c.next_attempt_at, taken.c.id)
-        .add_cte(inserted)
-    )
-
-
-def now_read_late() -> sa.ColumnElement[Any]:
-    """Return the present of PostgreSQL when the row is made, never later than its clock."""
-    # The capitals keep the time of tests out of the difference.
-    return _NOW + (sa.func.clock_timestamp() - sa.func.STATEMENT_TIMESTAMP())
+def _keys(claims: Sequence[Claim]) -> dict[str, Any]:
+    ids, tokens = [claim.message.id for claim in claims], [claim.token for claim in claims]
+    return {"ids": ids, "tokens": tokens}
 
 
 def _wanted(tables: Tables, these: sa.ColumnElement[bool]) -> sa.Select[Any]:
@@ -376,190 +353,174 @@ def _starts_at(due_at: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
     return sa.case((due_at > _NOW, due_at), else_=_NOW)
 
 
-def change(
-    make: Callable[[ClaimChanges, Given], sa.Update | sa.Delete],
-) -> cached_property[GuardedChange]:
-    return cached_property(lambda changes: GuardedChange(changes.backend, partial(make, changes)))
+@dataclass(slots=True)
+class LockedMessage:
+    """A message that nobody else changes before the transaction ends; ``now`` is when it began.
+
+    What becomes of it is decided here, and written by :meth:`LockedMessages.write`. Each decision
+    ends its claim.
+    """
+
+    id: UUID
+    status: Status
+    attempt_count: int
+    max_attempts: int
+    next_attempt_at: datetime
+    enqueue_at: datetime
+    enqueued_at: datetime | None
+    finished_at: datetime | None
+    last_error: str | None
+    channel: str
+    claim_token: int
+    claim_expires_at: datetime | None
+    expires_at: datetime | None
+    on_unknown: str
+    now: datetime
+    was_live: bool = field(init=False)
+    is_changed: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.status, self.was_live = Status(self.status), self.finished_at is None
+
+    def is_open_for(self, token: int) -> bool:
+        return self.claim_token == token and self.status in _OPEN
+
+    def may_be_sent(self, token: int) -> bool:
+        return self.claim_token >= token and self.status in _MAY_BE_SENT
+
+    def was_sent_during(self, token: int) -> bool:
+        return self.claim_token == token and self.status is Status.SENT
+
+    def uncounted(self) -> None:
+        self.attempt_count -= 1
+        self.is_changed = True
+
+    def _becomes(self, status: Status) -> None:
+        self.status, self.is_changed = status, True
+        if status.is_final:
+            self.finished_at = self.now
+
+    def sent(self) -> None:
+        self._becomes(Status.SENT)
+        self.last_error = None
+
+    def failed(self, failure: Failure, enqueue_in: timedelta) -> None:
+        """End it with a status, or retry it after a wait; it expires where that is too late."""
+        self.last_error = failure.error
+        if failure.is_held:
+            self._becomes(Status.HELD)
+            self.next_attempt_at = self.now
+        elif failure.wait is None:
+            self._becomes(Status.FAILED)
+        else:
+            self._retried(failure.wait, failure.wait + enqueue_in)
+            if not failure.counts:
+                self.max_attempts = min(self.max_attempts + 1, MOST_ATTEMPTS)
+            if failure.claim.expires_in is not None and self._expires_by(self.next_attempt_at):
+                self._becomes(Status.EXPIRED)
+
+    def not_begun(self, wait: timedelta) -> None:
+        """Let an attempt count that perhaps killed its worker before the send began."""
+        self.last_error = NOT_BEGUN
+        if self.attempt_count >= self.max_attempts:
+            self._becomes(Status.FAILED)
+        else:
+            self._retried(wait, wait)
+
+    def rescued(self) -> None:
+        self.last_error = UNKNOWN
+        self.next_attempt_at = self.enqueue_at = self.now
+        if self.on_unknown == "hold":
+            self._becomes(Status.HELD)
+        elif self.attempt_count >= self.max_attempts:
+            self._becomes(Status.FAILED)
+        else:
+            self._becomes(Status.EXPIRED if self._expires_by(self.now) else Status.SCHEDULED)
+
+    def snoozed(self, wait: timedelta, enqueue_in: timedelta) -> None:
+        self.returned()
+        self.next_attempt_at = max(self.next_attempt_at, self.now + wait)
+        self.enqueue_at = self.now + max(wait + enqueue_in, _NO_WAIT)
+        if enqueue_in > _NO_WAIT:
+            self.enqueued_at = self.now
+
+    def returned(self, error: str | None = None) -> None:
+        """Put it back, due as it was, no attempt counted; without an ``error`` its worker lives."""
+        self._becomes(Status.SCHEDULED)
+        self.attempt_count -= 1
+        self.enqueue_at = self.now
+        self.last_error = error or (None if self.last_error == NOT_BEGUN else self.last_error)
+
+    def _retried(self, wait: timedelta, enqueue_in: timedelta) -> None:
+        self._becomes(Status.SCHEDULED)
+        self.next_attempt_at = self.now + wait
+        self.enqueue_at = self.now + max(enqueue_in, _NO_WAIT)
+
+    def _expires_by(self, instant: datetime) -> bool:
+        return self.expires_at is not None and self.expires_at <= instant
 
 
-class ClaimChanges:
+_READ = [each.name for each in fields(LockedMessage) if each.init]
+_WRITTEN = _READ[1 : _READ.index("channel")]
+
+
+class LockedMessages:
+    """Locks messages, writes what becomes of them, and ends or undoes their attempts."""
+
     def __init__(self, database: Database) -> None:
-        self.backend = database.backend
-        self._tables = tables = database.tables
-        self._messages, self._attempts = tables.messages, tables.attempts
-        # Its outcome is not known yet: it is being sent, or held.
-        self._open = tables.has_status(Status.SENDING, Status.HELD)
-        before = self._messages.c.last_error
-        self._error_before = sa.case((before == NOT_BEGUN, sa.null()), else_=before)
-
-    @change
-    def sent(self, given: Given) -> sa.Update:
-        """End it as sent, also with a later attempt under way: run ``overtaken`` for it before."""
-        messages = self._messages
-        return self._sent(given.finds(messages.c.id), messages.c.claim_token >= given("token"))
-
-    @change
-    def overtaken(self, given: Given) -> sa.Update:
-        messages, attempts = self._messages, self._attempts
-        claim_end = sa.select(messages.c.claim_expires_at).where(
-            messages.c.id == attempts.c.message_id
+        tables = database.tables
+        messages, attempts = tables.messages, tables.attempts
+        now = database_now()
+        columns = [messages.c[name] for name in _READ if name != "now"]
+        self.query = sa.select(*columns, now.label("now"))
+        these = self.query.where(one_of(messages.c.id, "ids"), tables.is_message)
+        self._any = these.order_by(messages.c.id).with_for_update()
+        self._live = self._any.where(tables.is_live)
+        write = sa.update(messages).where(messages.c.id == sa.bindparam("of"))
+        self._write_ended = write.values(claimed_by=None, claim_expires_at=None)
+        self._write_live = self._write_ended.where(tables.is_live)
+        is_undecided = (
+            attempts.c.message_id == sa.bindparam("of"),
+            attempts.c.token == sa.bindparam("by"),
+            sa.or_(tables.is_under_way, attempts.c.outcome == Outcome.UNKNOWN.value),
         )
-        return (
-            sa.update(attempts)
-            .where(*self._attempt(given), self._tables.is_under_way)
-            .values(outcome=Outcome.UNKNOWN.value, finished_at=claim_end.scalar_subquery())
-        )
+        ended_at = sa.func.coalesce(sa.bindparam("ended_at", type_=Instant()), now)
+        self._end_attempt = sa.update(attempts).where(*is_undecided).values(finished_at=ended_at)
+        self._undo_attempt = sa.delete(attempts).where(*is_undecided)
 
-    @change
-    def failed(self, given: Given) -> sa.Update:
-        """End it with a status, or retry it after a wait, in seconds from now.
+    def take(self, connection: sa.Connection, ids: Sequence[UUID]) -> dict[UUID, LockedMessage]:
+        rows = locked(connection.execute(self._live, {"ids": ids}))
+        ended = [id_ for id_ in ids if id_ not in rows]
+        return rows | locked(connection.execute(self._any, {"ids": ended})) if ended else rows
 
-        ``more`` attempts than before may follow. What ``may_expire`` does so before that time.
-        """
-        row, status, due_at = self._messages.c, given("status"), later(_NOW, given("wait"))
-        is_retried, fails = status == Status.SCHEDULED.value, status == Status.FAILED.value
-        expires = sa.and_(given("may_expire") == 1, row.expires_at <= due_at)
-        may_be_more = row.max_attempts < MOST_ATTEMPTS
-        return self._end_claim(
-            given,
-            status=sa.case((expires, Status.EXPIRED.value), else_=status),
-            finished_at=sa.case((sa.or_(expires, fails), _NOW)),
-            next_attempt_at=sa.case((fails, row.next_attempt_at), else_=due_at),
-            enqueue_at=sa.case((is_retried, later(_NOW, given("enqueue"))), else_=row.enqueue_at),
-            last_error=given("error"),
-            max_attempts=row.max_attempts + sa.case((may_be_more, given("more")), else_=0),
-        )
+    def write(self, connection: sa.Connection, messages: Iterable[LockedMessage]) -> None:
+        changed = [message for message in messages if message.is_changed]
+        for statement, was_live in ((self._write_live, True), (self._write_ended, False)):
+            rows = [
+                {
+                    "of": message.id,
+                    **{name: getattr(message, name) for name in _WRITTEN},
+                    "status": message.status.value,
+                }
+                for message in changed
+                if message.was_live is was_live
+            ]
+            if rows:
+                connection.execute(statement, rows)
 
-    @change
-    def snoozed(self, given: Given) -> sa.Update:
-        row = self._messages.c
-        due_at = later(_NOW, given("wait"))
-        is_enqueued = given("enqueue") > given("wait")
-        return self._end_claim(
-            given,
-            status=Status.SCHEDULED.value,
-            attempt_count=row.attempt_count - 1,
-            next_attempt_at=sa.case(
-                (row.next_attempt_at > due_at, row.next_attempt_at), else_=due_at
-            ),
-            enqueue_at=later(_NOW, given("enqueue")),
-            enqueued_at=sa.case((is_enqueued, _NOW), else_=row.enqueued_at),
-            last_error=self._error_before,
-        )
+    def end_attempts(self, connection: sa.Connection, ends: Sequence[AttemptEnd]) -> None:
+        """Note the outcomes of attempts that have none, or an unknown one."""
+        if ends:
+            rows = [end._asdict() | {"outcome": end.outcome.value} for end in ends]
+            connection.execute(self._end_attempt, rows)
 
-    @change
-    def not_begun(self, given: Given) -> sa.Update:
-        """Put it back, due as it was; without an ``error`` its worker lives."""
-        return self._end_claim(
-            given,
-            status=Status.SCHEDULED.value,
-            attempt_count=self._messages.c.attempt_count - 1,
-            enqueue_at=_NOW,
-            last_error=sa.func.coalesce(given("error"), self._error_before),
-        )
-
-    @change
-    def undone_attempt(self, given: Given) -> sa.Delete:
-        messages, attempts = self._messages, self._attempts
-        # Not EXISTS, for which PostgreSQL may read all messages that fit, to ask them by their ids.
-        on_unknown = sa.select(messages.c.on_unknown).where(
-            messages.c.id == attempts.c.message_id,
-            messages.c.claim_token == attempts.c.token,
-            # Put back before, or in the same statement; that one sees it as it was when it began,
-            # also where it then waited for the rescue that holds the message.
-            self._tables.has_status(Status.SCHEDULED, Status.HELD, Status.SENDING),
-        )
-        is_unknown = attempts.c.outcome == Outcome.UNKNOWN.value
-        was_held = sa.and_(is_unknown, on_unknown.scalar_subquery() == "hold")
-        may_go = sa.or_(self._tables.is_under_way, was_held)
-        return sa.delete(attempts).where(*self._attempt(given), may_go)
-
-    @change
-    def uncounted(self, given: Given) -> sa.Update:
-        messages, attempts = self._messages, self._attempts
-        is_overtaken = sa.exists().where(
-            given.finds(attempts.c.message_id),
-            attempts.c.token == messages.c.claim_token,
-            attempts.c.outcome == Outcome.UNKNOWN.value,
-        )
-        return (
-            sa.update(messages)
-            .where(*self._ours(given), self._tables.has_status(Status.SENT), is_overtaken)
-            .values(attempt_count=messages.c.attempt_count - 1)
-        )
-
-    @change
-    def undone_overtaken(self, given: Given) -> sa.Delete:
-        attempts = self._attempts
-        is_unknown = attempts.c.outcome == Outcome.UNKNOWN.value
-        return sa.delete(attempts).where(*self._attempt(given), is_unknown)
-
-    @change
-    def outcome(self, given: Given) -> sa.Update:
-        attempts = self._attempts
-        is_unknown = attempts.c.outcome == Outcome.UNKNOWN.value
-        return (
-            sa.update(attempts)
-            .where(*self._attempt(given), sa.or_(self._tables.is_under_way, is_unknown))
-            .values(
-                finished_at=_NOW,
-                outcome=given("outcome"),
-                error=given("error"),
-                receipt=given("receipt"),
-            )
-        )
-
-    @change
-    def renewed(self, given: Given) -> sa.Update:
-        return (
-            sa.update(self._messages)
-            .where(*self._ours(given), self._tables.has_status(Status.SENDING))
-            .values(claim_expires_at=later(_NOW, given("wait")))
-        )
-
-    def sent_at_once(self) -> sa.Select[Any]:
-        """Do ``sent`` and ``outcome`` in one statement; return the ids of what it leaves."""
-        names = ("id", "token", "receipt")
-        same = {
-            "outcome": sa.literal(Outcome.SENT.value),
-            "error": cast("sa.ColumnElement[Any]", sa.null()),
-        }
-        given = GivenArrays(self.backend, names, **same)
-        is_under_way = self._tables.has_status(Status.SENDING)
-        sent = self._sent(*self._ours(given), is_under_way)
-        done = sent.returning(self._messages.c.id).cte("done")
-        is_done = self._attempts.c.message_id.in_(sa.select(done.c.id))
-        outcome = cast("sa.Update", self.outcome.make(given))
-        recorded = outcome.where(is_done, self._tables.is_under_way)
-        return _others(given, done).add_cte(recorded.cte("recorded_ids"))
-
-    def snoozed_at_once(self) -> sa.Select[Any]:
-        """Do ``snoozed`` and ``undone_attempt`` in one statement; return what it leaves."""
-        given = GivenArrays(self.backend, ("id", "token", "wait", "enqueue"))
-        is_under_way = self._tables.has_status(Status.SENDING)
-        snoozed = cast("sa.Update", self.snoozed.make(given)).where(is_under_way)
-        done = snoozed.returning(self._messages.c.id).cte("done")
-        undone = self.undone_attempt.make(given).where(self._tables.is_under_way)
-        return _others(given, done).add_cte(undone.cte("undone"))
-
-    def _ours(self, given: Given) -> tuple[sa.ColumnElement[bool], ...]:
-        messages = self._messages
-        return given.finds(messages.c.id), messages.c.claim_token == given("token")
-
-    def _attempt(self, given: Given) -> tuple[sa.ColumnElement[bool], ...]:
-        attempts = self._attempts
-        return given.finds(attempts.c.message_id), attempts.c.token == given("token")
-
-    def _sent(self, *these: sa.ColumnElement[bool]) -> sa.Update:
-        tables = self._tables
-        ends = tables.has_status(Status.SENDING, Status.HELD, Status.SCHEDULED, Status.FAILED)
-        values = {"status": Status.SENT.value, "finished_at": _NOW, "last_error": None}
-        return sa.update(tables.messages).where(*these, ends).values(**values, **_NO_CLAIM)
-
-    def _end_claim(self, given: Given, **values: Any) -> sa.Update:
-        these = (*self._ours(given), self._open)
-        return sa.update(self._messages).where(*these).values(**values, **_NO_CLAIM)
+    def undo_attempts(
+        self, connection: sa.Connection, attempts: Sequence[tuple[UUID, int]]
+    ) -> bool:
+        """Delete such attempts; return whether there was one."""
+        rows = [{"of": message_id, "by": token} for message_id, token in attempts]
+        return bool(rows) and connection.execute(self._undo_attempt, rows).rowcount > 0
 
 
-def _others(given: Given, done: sa.CTE) -> sa.Select[Any]:
-    return sa.select(given("id")).where(~sa.exists().where(done.c.id == given("id")))
+def locked(rows: Iterable[sa.Row[Any]]) -> dict[UUID, LockedMessage]:
+    return {row.id: LockedMessage(**row._mapping) for row in rows}

@@ -1,26 +1,24 @@
-"""Runs statements on pooled connections, and changes of many rows that a token guards."""
+"""Runs statements on pooled connections."""
 
 from __future__ import annotations
 
 import json
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Self, TypeVar
-from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.engine import ExceptionContext, create_engine
 from sqlalchemy.exc import StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.types import TypeEngine
 
 from dispatcher.forks import never_finalise, renew_after_fork
 from dispatcher.message import dump_json
 from dispatcher.settings import TABLE_PREFIX, Settings
 from dispatcher.store.engines import engine_of
-from dispatcher.store.engines.base import StoreEngine, transaction
+from dispatcher.store.engines.base import is_added, transaction
 from dispatcher.store.engines.errors import (
     cause,
     refused_by_driver,
@@ -29,7 +27,7 @@ from dispatcher.store.engines.errors import (
     was_conflict,
     worth_another_try,
 )
-from dispatcher.store.engines.types import Instant, Length, id_type
+from dispatcher.store.engines.types import insert_if_absent, one_of
 from dispatcher.store.schema import tables_named
 
 T = TypeVar("T")
@@ -38,17 +36,6 @@ _CONNECTIONS, _KEPT_OPEN = 32, 5
 _TRIES = 3
 _APART_SECONDS = 0.005
 _VALUES_AT_ONCE = 5_000
-
-GivenRow = dict[str, Any]
-_TYPES: dict[str, TypeEngine[Any]] = {
-    "id": id_type(), "token": sa.Integer(), "wait": sa.Float(), "enqueue": sa.Float(),
-    "more": sa.Integer(), "error": sa.Text(), "outcome": sa.Text(), "receipt": sa.Text(),
-    "status": sa.Text(), "may_expire": sa.Integer(),
-    "send_at": Instant(), "next_attempt_at": Instant(),
-    "enqueue_at": Instant(), "expires_at": Instant(), "asked_at": Instant(), "until": Instant(),
-    "expire_after": Length(), "zone": sa.Text(), "max_attempts": sa.Integer(),
-    "tail": sa.Text(),
-}  # fmt: skip
 
 
 def _leave_demoted(context: ExceptionContext) -> None:
@@ -110,9 +97,6 @@ class Database:
     def close(self) -> None:
         self.engine.dispose()
 
-    def one_of(self, column: sa.Column[Any], values: Sequence[Any]) -> sa.ColumnElement[bool]:
-        return column == values[0] if len(values) == 1 else self.backend.one_of(column, values)
-
     def run(
         self, work: Callable[[sa.Connection], T], *, once: bool = False, begin: str | None = None
     ) -> T:
@@ -141,12 +125,12 @@ class Database:
             time.sleep(random.uniform(0, conflicts * _APART_SECONDS))  # noqa: S311
 
     def try_once(
-        self, statement: sa.Select[*tuple[Any, ...]], values: Mapping[str, Any]
-    ) -> Sequence[sa.Row[*tuple[Any, ...]]] | None:
+        self, statement: sa.Executable, values: Mapping[str, Any]
+    ) -> Sequence[sa.Row[Any]] | None:
         """Run a statement that must not be run again; None where it may have been done, or not."""
         is_tried = False
 
-        def work(connection: sa.Connection) -> Sequence[sa.Row[*tuple[Any, ...]]] | None:
+        def work(connection: sa.Connection) -> Sequence[sa.Row[Any]] | None:
             nonlocal is_tried
             if is_tried:
                 return None
@@ -166,7 +150,7 @@ class Database:
     ) -> list[sa.Row[Any]]:
         rows: list[sa.Row[Any]] = []
         for start in range(0, len(values), _VALUES_AT_ONCE):
-            these = self.one_of(column, values[start : start + _VALUES_AT_ONCE])
+            these = one_of(column, values[start : start + _VALUES_AT_ONCE])
             rows += self.read(query.where(these))
         return rows
 
@@ -175,87 +159,29 @@ class Database:
 
     def add_if_absent(self, table: sa.Table, **values: Any) -> bool:
         """Add a row unless its key is there; return whether it surely was added by this call."""
-        insert = self.backend.insert_if_absent(table).values(**values)
-        return self.run(lambda connection: self.backend.try_insert(connection, insert, {}))
+        insert = insert_if_absent(table).values(**values)
+        return self.run(lambda connection: is_added(connection, insert))
 
-    def update_returning(
-        self,
-        query: sa.Select[tuple[UUID]],
-        change: sa.Update | sa.Delete,
-        *wanted: sa.ColumnElement[Any],
-    ) -> Sequence[sa.Row[Any]]:
-        """Change what ``query`` finds; return unchanged columns of these messages, ``id`` first."""
+    def change(self, query: sa.Select[Any], change: sa.Update) -> Sequence[sa.Row[Any]]:
+        """Change the messages that a locking ``query`` finds; return its rows, which have an id."""
 
         def work(connection: sa.Connection) -> Sequence[sa.Row[Any]]:
-            return self.backend.update_returning(connection, query, change, wanted)
+            rows = connection.execute(query).all()
+            if rows:
+                ids = [row.id for row in rows]
+                connection.execute(change.where(one_of(self.tables.messages.c.id, ids)))
+            return rows
 
-        return self.run(work) if self.backend.changes_at_once else self.transact(work)
+        return self.transact(work)
 
-
-class Given:
-    def __init__(self) -> None:
-        self.names: dict[str, None] = {}
-
-    def __call__(self, name: str) -> sa.ColumnElement[Any]:
-        self.names[name] = None
-        return sa.bindparam(f"given_{name}", type_=_TYPES[name])
-
-    def finds(self, ids: sa.Column[Any]) -> sa.ColumnElement[bool]:
-        return ids == self("id")
-
-
-class GivenArrays(Given):
-    """The values of many rows as arrays; ``same`` are those that all rows have."""
-
-    def __init__(
-        self, backend: StoreEngine, names: Iterable[str], **same: sa.ColumnElement[Any]
-    ) -> None:
-        super().__init__()
-        self._same = same
-        self._rows = backend.rows_from({name: _TYPES[name] for name in names})
-
-    def __call__(self, name: str) -> sa.ColumnElement[Any]:
-        return self._same[name] if name in self._same else self._rows.c[name]
-
-    def finds(self, ids: sa.Column[Any]) -> sa.ColumnElement[bool]:
-        """Return the condition that an id is the row's, and that it is one of all ids.
-
-        The second one is redundant: without it PostgreSQL joins by reading the whole index where a
-        vacuum has counted no row, and that may have millions of entries of dead rows.
-        """
-        every = sa.bindparam("given_id", type_=sa.ARRAY(id_type()))
-        return sa.and_(super().finds(ids), ids == sa.any_(every))
-
-
-Make = Callable[[Given], sa.Update | sa.Delete]
-
-
-class GuardedChange:
-    def __init__(self, backend: StoreEngine, make: Make) -> None:
-        self.make = make
-        given = Given()
-        self._one = make(given)
-        self._names = tuple(given.names)
-        self._many = make(GivenArrays(backend, self._names)) if backend.takes_arrays else None
-
-    def run(self, connection: sa.Connection, rows: Sequence[GivenRow]) -> int:
-        """Change these rows, as far as their tokens are still current; return how many."""
-        if not rows:
-            return 0
-        if self._many is not None and len(rows) > 1:
-            return connection.execute(self._many, arrays(rows, self._names)).rowcount
-        given = [{f"given_{name}": row[name] for name in self._names} for row in rows]
-        return connection.execute(self._one, given).rowcount
-
-    def run_and_read(
-        self, database: Database, rows: Sequence[GivenRow], query: sa.Select[Any]
+    def change_each(
+        self, change: sa.Update, rows: Sequence[Mapping[str, Any]], query: sa.Select[Any]
     ) -> Sequence[sa.Row[Any]]:
+        """Run a guarded change with the values of each of these rows; return what is read then."""
+
         def work(connection: sa.Connection) -> Sequence[sa.Row[Any]]:
-            self.run(connection, rows)
+            if rows:
+                connection.execute(change, rows)
             return connection.execute(query).all()
 
-        return database.transact(work) if len(rows) > 1 else database.run(work)
-
-
-def arrays(rows: Sequence[GivenRow], names: Iterable[str] = ()) -> dict[str, list[Any]]:
-    return {f"given_{name}": [row[name] for row in rows] for name in names or rows[0]}
+        return self.transact(work) if len(rows) > 1 else self.run(work)

@@ -13,7 +13,7 @@ from dispatcher.message import Outcome, Status, scope_name
 from dispatcher.scope import NO_SCOPE
 from dispatcher.store.database import Database
 from dispatcher.store.engines.base import pages
-from dispatcher.store.engines.types import database_now, later
+from dispatcher.store.engines.types import database_now, later, one_of
 from dispatcher.store.schema import AS_NAMED, EVERY_CHANNEL, PAUSED_RECIPIENT, Tables
 
 REASON = "its recipient is suppressed"
@@ -136,7 +136,6 @@ class PersonalData:
         rows = self._database.read(query.order_by(row.id).limit(limit))
         ids = [each.id for each in rows]
         keys = [each.idempotency_key for each in rows if each.idempotency_key is not None]
-        one_of = self._database.one_of
         these = one_of(row.id, ids)
         blanks = update(messages).values(
             scope=case((row.scope == scope_name(recipient), NO_SCOPE), else_=row.scope),

@@ -17,18 +17,22 @@ from dispatcher.errors import StoreUnavailable
 from dispatcher.faults import fault
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.scope import Scope, counted
-from dispatcher.store.claims import NOT_BEGUN, ClaimChanges
-from dispatcher.store.database import Database, GivenRow
-from dispatcher.store.engines.base import pages
-from dispatcher.store.engines.types import database_now, later
+from dispatcher.store.claims import (
+    NOT_BEGUN,
+    UNKNOWN,
+    AttemptEnd,
+    LockedMessages,
+    locked,
+)
+from dispatcher.store.database import Database
+from dispatcher.store.engines.base import is_added, pages
+from dispatcher.store.engines.types import database_now, insert_if_absent, later, one_of
 from dispatcher.store.messages import free_key
 from dispatcher.store.schema import CLOCK_STEP, TAKEN_BACK, VOID, Tables
 from dispatcher.times.send_time import to_ms
 
 log = logging.getLogger(__name__)
 
-# Stored in last_error, and compared with it (_is_suspect): a row with another text is no suspect.
-UNKNOWN = "the outcome of the last attempt is unknown: its worker died or lost its connection"
 OVERDUE = "overdue: no worker took it in time"
 _NONE = sa.false()
 _LATE = (8, 4)
@@ -128,7 +132,7 @@ class StoreMaintenance:
     ) -> None:
         self._database = database
         self._tables = database.tables
-        self._changes = ClaimChanges(database)
+        self._locked = LockedMessages(database)
         self._free_key = free_key(database.tables, sa.bindparam("key"), sa.bindparam("id"))
         self._to_expire = sa.and_(to_expire, ~paused)
         self._not_kept_back = sa.and_(~to_expire, ~paused)
@@ -168,12 +172,10 @@ class StoreMaintenance:
         messages = self._tables.messages
         now = database_now()
         is_due = (
-            self._database.one_of(messages.c.id, message_ids),
+            one_of(messages.c.id, message_ids),
             self._tables.is_scheduled,
             messages.c.enqueue_at <= now,
         )
-        wanted = sa.select(messages.c.id).where(*is_due, self._not_kept_back)
-        wanted = wanted.with_for_update(skip_locked=True)
         due_at = messages.c.next_attempt_at
         again_at = sa.case(
             (due_at > now, later(due_at, grace)),
@@ -195,7 +197,8 @@ class StoreMaintenance:
             self._is_suspect,
             messages.c.next_attempt_at == messages.c.send_at,
         )
-        rows = self._database.update_returning(wanted, put_off, *columns)
+        due = sa.select(*columns).where(*is_due, self._not_kept_back)
+        rows = self._database.change(due.with_for_update(skip_locked=True), put_off)
         return sorted((Due._make(row) for row in rows), key=lambda due: due.next_attempt_at)
 
     def has_resumed(self, *, within: timedelta) -> bool:
@@ -210,54 +213,28 @@ class StoreMaintenance:
         another is due again at once, unless its attempts or its time are used up.
         """
         messages, attempts = self._tables.messages, self._tables.attempts
-        now = database_now()
         run_out = (
             self._tables.is_plainly(Status.SENDING),
-            messages.c.claim_expires_at <= now,
+            messages.c.claim_expires_at <= database_now(),
             *_since(messages.c.claim_expires_at, within),
         )
-        found = _first(self._tables, messages.c.claim_expires_at, limit).where(*run_out)
-        chosen = found.add_columns(messages.c.channel, messages.c.attempt_count)
-        hold = messages.c.on_unknown == "hold"
-        used_up = messages.c.attempt_count >= messages.c.max_attempts
-        too_late = messages.c.expires_at <= now
+        first = self._locked.query.where(*run_out).order_by(messages.c.claim_expires_at)
+        chosen = first.limit(limit).with_for_update(skip_locked=True)
 
         def work(connection: sa.Connection) -> list[RescuedMessage]:
-            rows = connection.execute(chosen).all()
+            rows = locked(connection.execute(chosen)).values()
             if not rows:
                 return []
-            ids = [row.id for row in rows]
-            connection.execute(
-                sa.update(attempts)
-                .where(attempts.c.message_id.in_(ids), self._tables.is_under_way)
-                .values(finished_at=now, outcome=Outcome.UNKNOWN.value)
-            )
+            of_these = one_of(attempts.c.message_id, [row.id for row in rows])
+            end = sa.update(attempts).where(of_these, self._tables.is_under_way)
+            unknown = {"finished_at": database_now(), "outcome": Outcome.UNKNOWN.value}
+            connection.execute(end.values(**unknown))
             fault("rescue.in_transaction")
-            connection.execute(
-                sa.update(messages)
-                .where(messages.c.id.in_(ids), *run_out)
-                .values(
-                    status=sa.case(
-                        (hold, Status.HELD.value),
-                        (used_up, Status.FAILED.value),
-                        (too_late, Status.EXPIRED.value),
-                        else_=Status.SCHEDULED.value,
-                    ),
-                    finished_at=sa.case(
-                        (sa.and_(~hold, sa.or_(used_up, too_late)), now), else_=None
-                    ),
-                    next_attempt_at=now,
-                    enqueue_at=now,
-                    claimed_by=None,
-                    claim_expires_at=None,
-                    last_error=UNKNOWN,
-                )
-            )
-            standing = sa.select(messages.c.id, messages.c.status).where(messages.c.id.in_(ids))
-            now_is = dict(tuple(row) for row in connection.execute(standing))
+            for row in rows:
+                row.rescued()
+            self._locked.write(connection, rows)
             return sorted(
-                RescuedMessage(row.id, row.channel, row.attempt_count, Status(now_is[row.id]))
-                for row in rows
+                RescuedMessage(row.id, row.channel, row.attempt_count, row.status) for row in rows
             )
 
         return self._database.transact(work)
@@ -272,7 +249,7 @@ class StoreMaintenance:
         query = (
             sa.select(*columns, counts.label("counts"), fails.label("fails"))
             .where(
-                self._database.one_of(row.id, message_ids),
+                one_of(row.id, message_ids),
                 row.claimed_by == mark,
                 self._tables.has_status(Status.SENDING),
             )
@@ -287,23 +264,25 @@ class StoreMaintenance:
         self, unbegun: Sequence[UnbegunClaim], *, wait: timedelta, died: bool = True
     ) -> None:
         """Put them back, due as before; where the attempt ``counts`` after ``wait``, or failed."""
-        seconds, error = wait.total_seconds(), NOT_BEGUN if died else None
-        values = {
-            "wait": seconds, "enqueue": seconds, "more": 0, "error": error,
-            "may_expire": 0, "outcome": Outcome.TEMPORARY.value, "receipt": None,
-        }  # fmt: skip
-        uncounted: list[GivenRow] = []
-        failed: list[GivenRow] = []
-        for claim in unbegun:
-            row = {"id": claim.message_id, "token": claim.token, "status": claim.status.value}
-            (failed if claim.counts else uncounted).append(values | row)
-        changes = self._changes
 
         def work(connection: sa.Connection) -> None:
-            changes.not_begun.run(connection, uncounted)
-            changes.undone_attempt.run(connection, uncounted)
-            changes.failed.run(connection, failed)
-            changes.outcome.run(connection, failed)
+            rows = self._locked.take(connection, [claim.message_id for claim in unbegun])
+            counted, undone = [], []
+            for claim in unbegun:
+                row = rows.get(claim.message_id)
+                attempt = claim.message_id, claim.token
+                if claim.counts:
+                    counted.append(AttemptEnd(*attempt, Outcome.TEMPORARY, NOT_BEGUN))
+                if row is None or not row.is_open_for(claim.token):
+                    continue
+                if claim.counts:
+                    row.not_begun(wait)
+                else:
+                    row.returned(NOT_BEGUN if died else None)
+                    undone.append(attempt)
+            self._locked.undo_attempts(connection, undone)
+            self._locked.write(connection, rows.values())
+            self._locked.end_attempts(connection, counted)
 
         self._database.transact(work)
 
@@ -320,18 +299,19 @@ class StoreMaintenance:
             (since, sa.and_(self._tables.is_void, since <= until)),
         )
 
+        delete = sa.delete(messages).where(messages.c.id == sa.bindparam("id"))
+
         def work(connection: sa.Connection) -> int:
             rows: list[sa.Row[Any]] = []
             for order, is_old in found:
-                if len(rows) == limit:
-                    break
-                wanted = _first(self._tables, order, limit - len(rows)).where(
-                    is_old, self._tables.is_prunable
-                )
-                columns = (messages.c.id, messages.c.idempotency_key)
-                rows += backend.update_returning(connection, wanted, sa.delete(messages), columns)
+                old = sa.select(messages.c.id, messages.c.idempotency_key)
+                old = old.where(is_old, self._tables.is_prunable).order_by(order)
+                locking = old.limit(limit - len(rows)).with_for_update(skip_locked=True)
+                rows += connection.execute(locking)
             if rows:
-                tried = self._database.one_of(attempts.c.message_id, [row.id for row in rows])
+                # Each by its id: MariaDB might read the whole table, and wait for locked rows.
+                connection.execute(delete, [{"id": row.id} for row in rows])
+                tried = one_of(attempts.c.message_id, [row.id for row in rows])
                 connection.execute(sa.delete(attempts).where(tried))
             keyed = [
                 {"id": row.id, "key": row.idempotency_key}
@@ -378,10 +358,9 @@ class StoreMaintenance:
     def bar_moves(self, message_ids: Sequence[UUID]) -> set[UUID]:
         """Bar moves that have begun by now; return whose, without what is locked or not stored."""
         messages = self._tables.messages
-        query = sa.select(messages.c.id).where(self._database.one_of(messages.c.id, message_ids))
-        free = query.with_for_update(skip_locked=True)
+        query = sa.select(messages.c.id).where(one_of(messages.c.id, message_ids))
         bar = sa.update(messages).values(move_token=messages.c.move_token + 1)
-        rows = self._database.update_returning(free, bar, messages.c.id)
+        rows = self._database.change(query.with_for_update(skip_locked=True), bar)
         return {row.id for row in rows}
 
     def unreleased(self, *, limit: int) -> list[ReservationRow]:
@@ -396,7 +375,7 @@ class StoreMaintenance:
 
     def mark_released(self, message_ids: Sequence[UUID]) -> None:
         messages = self._tables.messages
-        these = self._database.one_of(messages.c.id, message_ids)
+        these = one_of(messages.c.id, message_ids)
         self._database.execute(sa.update(messages).where(these).values(reserved=sa.false()))
 
     def reservations(
@@ -485,7 +464,7 @@ class StoreMaintenance:
 
     def bring_forward(self, message_ids: Sequence[UUID]) -> set[UUID]:
         now, messages = database_now(), self._tables.messages
-        these = self._database.one_of(messages.c.id, message_ids)
+        these = one_of(messages.c.id, message_ids)
         due = sa.update(messages).where(these, *self._is_put_off)
         self._database.execute(due.values(next_attempt_at=now, enqueue_at=now))
         come = sa.select(messages.c.id).where(
@@ -498,11 +477,11 @@ class StoreMaintenance:
     def expire_overdue(self, *, limit: int) -> dict[UUID, str]:
         messages = self._tables.messages
         now = database_now()
-        first = _first(self._tables, messages.c.enqueue_at, limit)
-        wanted = first.where(self._to_expire, messages.c.enqueue_at <= now)
+        first = sa.select(messages.c.id, messages.c.channel).order_by(messages.c.enqueue_at)
+        first = first.where(self._to_expire, messages.c.enqueue_at <= now).limit(limit)
         expired = {"status": Status.EXPIRED.value, "finished_at": now, "last_error": OVERDUE}
         end = sa.update(messages).where(self._to_expire).values(**expired)
-        rows = self._database.update_returning(wanted, end, messages.c.id, messages.c.channel)
+        rows = self._database.change(first.with_for_update(skip_locked=True), end)
         return dict(tuple(row) for row in rows)
 
 
@@ -563,16 +542,16 @@ class VoidIds:
 
     def _take(self, message_ids: Sequence[UUID]) -> None:
         backend, messages = self._database.backend, self._tables.messages
-        insert = backend.insert_if_absent(messages).values(VOID_VALUES)
+        insert = insert_if_absent(messages).values(VOID_VALUES)
 
         def work(connection: sa.Connection) -> None:
             with backend.impatient(connection):
                 for message_id in message_ids:
-                    backend.try_insert(connection, insert, {"id": message_id})
+                    is_added(connection, insert, {"id": message_id})
             if backend.has_partitions:  # a message that has ended lies beside them, keeps its id
                 ended = messages.alias()
                 is_stored = sa.exists().where(ended.c.id == messages.c.id, ended.c.status != VOID)
-                taken = (backend.one_of(messages.c.id, message_ids), messages.c.status == VOID)
+                taken = (one_of(messages.c.id, message_ids), messages.c.status == VOID)
                 connection.execute(sa.delete(messages).where(*taken, is_stored))
 
         self._database.transact(work)
@@ -623,11 +602,6 @@ def overdue(tables: Tables, channels: Collection[str], after: timedelta) -> sa.C
 
 def _since(instant: sa.Column[datetime], within: timedelta | None) -> list[sa.ColumnElement[bool]]:
     return [] if within is None else [instant > later(database_now(), -within)]
-
-
-def _first(tables: Tables, order: sa.Column[datetime], limit: int) -> sa.Select[Any]:
-    query = sa.select(tables.messages.c.id).order_by(order).limit(limit)
-    return query.with_for_update(skip_locked=True)
 
 
 def _first_id(instant: datetime) -> UUID:

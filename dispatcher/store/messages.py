@@ -23,8 +23,8 @@ from dispatcher.errors import (
     TooLate,
 )
 from dispatcher.message import Attempt, Body, Message, Outcome, Status
-from dispatcher.store.database import Database, Given, GuardedChange
-from dispatcher.store.engines.base import InsertFailed, Prepared, transaction
+from dispatcher.store.database import Database
+from dispatcher.store.engines.base import InsertFailed, Prepared, is_added, transaction
 from dispatcher.store.engines.errors import (
     cause,
     is_broken,
@@ -32,7 +32,13 @@ from dispatcher.store.engines.errors import (
     unavailable,
     worth_another_try,
 )
-from dispatcher.store.engines.types import database_now, later
+from dispatcher.store.engines.types import (
+    Instant,
+    database_now,
+    insert_if_absent,
+    later,
+    one_of,
+)
 from dispatcher.store.lists import is_suppressed
 from dispatcher.store.schema import (
     AS_NAMED,
@@ -56,7 +62,6 @@ from dispatcher.store.schema import (
 log = logging.getLogger(__name__)
 
 _ADD_TRIES = 3
-_CANCEL_TRIES = 10
 DROPPED = "dropped: the outcome of the last attempt is unknown; it may have been sent"
 """The error of a dropped message; the reason follows, where one was given."""
 
@@ -79,11 +84,13 @@ class NewSlot(NamedTuple):
     asked_at: datetime | None
     tail: str
 
-    def given(self, within: timedelta) -> dict[str, Any]:
+    def values(self, within: timedelta) -> dict[str, Any]:
+        """Return the values of ``Messages._move``, which is too late ``within`` after the read."""
         return {
-            "id": self.before.message.id,
-            "token": self.before.token,
+            "of": self.before.message.id,
+            "by": self.before.token,
             "until": self.before.read_at + within,
+            "is_enqueued": self.enqueue_at > self.next_attempt_at,
             **{name: getattr(self, name) for name in NewSlot._fields[1:]},
         }
 
@@ -119,11 +126,9 @@ def _inserts(database: Database) -> tuple[sa.Insert, sa.Select[Any], list[str]]:
     row = sa.select(*given.values()).where(is_not_suppressed)
     if backend.has_partitions:
         row = row.where(is_new)
-    message = backend.insert_if_absent(messages).from_select(WRITTEN, row)
+    message = insert_if_absent(messages).from_select(WRITTEN, row)
     key_row = sa.select(given["idempotency_key"], given["id"], fingerprint)
-    key = backend.insert_if_absent(keys).from_select(
-        KEYED, key_row.where(is_not_suppressed, is_new)
-    )
+    key = insert_if_absent(keys).from_select(KEYED, key_row.where(is_not_suppressed, is_new))
     keyed = sa.select(*given.values()).select_from(key.returning(keys.c.message_id).cte("keyed"))
     added = sa.insert(messages).from_select(WRITTEN, keyed).returning(messages.c.id)
     names = [bind.key for bind in (*given.values(), fingerprint)]
@@ -134,14 +139,14 @@ class Messages:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._tables = database.tables
-        self._moved = GuardedChange(database.backend, self._move)
         row, backend, engine = database.tables.messages.c, database.backend, database.engine
         self._movable = self._tables.stored.add_columns(
             row.move_token, row.tail, database_now().label("read_at")
         )
+        self._move = self._moving()
         message, keyed, names = _inserts(database)
         self._insert = Prepared(engine, message, names)
-        self._insert_key = Prepared(engine, backend.insert_if_absent(self._tables.keys), KEYED)
+        self._insert_key = Prepared(engine, insert_if_absent(self._tables.keys), KEYED)
         self._insert_rows = Prepared(engine, sa.insert(self._tables.messages), WRITTEN)
         self._insert_keys = Prepared(engine, sa.insert(self._tables.keys), KEYED)
         self._insert_directly = backend.direct_insert(engine, self._insert)
@@ -259,52 +264,48 @@ class Messages:
         move_token: int | None = None,
         because: str | None = None,
     ) -> CancelResult:
-        """Cancel those that are still scheduled, and have this move token if one is given.
-
-        Without a token, what a worker put back meanwhile is tried again.
-        """
-        tables, left = self._tables, message_ids
-        messages = tables.messages
+        """Cancel those that are still scheduled, and have this move token if one is given."""
+        tables, messages = self._tables, self._tables.messages
+        these = one_of(messages.c.id, message_ids)
+        columns = (messages.c.id, messages.c.move_token, tables.is_scheduled.label("is_scheduled"))
+        locking = sa.select(*columns).where(these, tables.is_live).order_by(messages.c.id)
         end = {"status": Status.CANCELLED.value, "finished_at": database_now()}
         reason = {} if because is None else {"last_error": because}
         change = sa.update(messages).where(tables.is_scheduled).values(**end, **reason)
-        may_be = [] if move_token is None else [messages.c.move_token == move_token]
-        query = sa.select(messages.c.id).where(tables.is_scheduled, *may_be)
-        locking = query.order_by(messages.c.id).with_for_update()
-        by_id: dict[UUID, Movable] = {}
-        newly_cancelled: set[UUID] = set()
-        for _ in range(_CANCEL_TRIES):
-            these = self._database.one_of(messages.c.id, left)
-            rows = self._database.update_returning(locking.where(these), change, messages.c.id)
-            newly_cancelled |= {row.id for row in rows}
-            rows_now = self.movables(left)
-            by_id |= rows_now
-            left = [id_ for id_, row in rows_now.items() if row.message.status is Status.SCHEDULED]
-            if not left or move_token is not None:
-                return CancelResult(by_id, newly_cancelled)
-        raise StoreUnavailable("workers claimed the message again and again", remedy="try again")
+
+        def work(connection: sa.Connection) -> CancelResult:
+            cancelled = {
+                row.id
+                for row in connection.execute(locking.with_for_update())
+                if row.is_scheduled and move_token in {None, row.move_token}
+            }
+            if cancelled:
+                connection.execute(change.where(one_of(messages.c.id, [*cancelled])))
+            rows = connection.execute(self._movable.where(these))
+            return CancelResult({row.id: to_movable(row) for row in rows}, cancelled)
+
+        return self._database.transact(work)
 
     def move(self, moves: Sequence[NewSlot], *, within: timedelta) -> dict[UUID, Movable]:
         """Move each unless it has changed, or was read ``within`` ago: it is booked no longer."""
         by_id = sorted(moves, key=lambda move: move.before.message.id)
-        rows = [each.given(within) for each in by_id]
-        these = self._database.one_of(self._tables.messages.c.id, [row["id"] for row in rows])
-        stored = self._moved.run_and_read(self._database, rows, self._movable.where(these))
+        rows = [move.values(within) for move in by_id]
+        these = one_of(self._tables.messages.c.id, [row["of"] for row in rows])
+        stored = self._database.change_each(self._move, rows, self._movable.where(these))
         return {row.id: to_movable(row) for row in stored}
 
-    def _move(self, given: Given) -> sa.Update:
+    def _moving(self) -> sa.Update:
         messages = self._tables.messages
-        is_enqueued = given("enqueue_at") > given("next_attempt_at")
+        is_enqueued = sa.bindparam("is_enqueued", type_=sa.Boolean())
         return (
             sa.update(messages)
             .where(
-                given.finds(messages.c.id),
-                messages.c.move_token == given("token"),
+                messages.c.id == sa.bindparam("of"),
+                messages.c.move_token == sa.bindparam("by"),
                 self._tables.is_scheduled,
-                given("until") >= database_now(),
+                sa.bindparam("until", type_=Instant()) >= database_now(),
             )
             .values(
-                **{name: given(name) for name in NewSlot._fields[1:]},
                 move_token=messages.c.move_token + 1,
                 enqueued_at=sa.case((is_enqueued, database_now()), else_=messages.c.enqueued_at),
             )
@@ -314,9 +315,9 @@ class Messages:
         return changed(self._database, message_id, self._new_body(message_id, body))
 
     def move_if_unchanged(self, move: NewSlot, *, within: timedelta) -> Movable:
-        row = move.given(within)
+        row = move.values(within)
         return self._changed_once(
-            move.before, lambda connection: self._moved.run(connection, [row])
+            move.before, lambda connection: connection.execute(self._move, row).rowcount
         )[1]
 
     def update_if_unchanged(self, before: Movable, *, body: Body) -> Message:
@@ -372,7 +373,7 @@ class Messages:
 
     def enqueue_again(self, message_ids: Sequence[UUID]) -> None:
         messages = self._tables.messages
-        these = (messages.c.id.in_(message_ids), self._tables.is_scheduled)
+        these = (one_of(messages.c.id, message_ids), self._tables.is_scheduled)
         again = (
             sa.update(messages).where(*these).values(enqueue_at=database_now(), enqueued_at=None)
         )
@@ -386,14 +387,14 @@ class Messages:
         backend, message = self._database.backend, addition.message
         key, values = message.idempotency_key, to_values(addition)
         if key is None and not backend.has_partitions:
-            return backend.try_insert(connection, self._insert, values)
+            return is_added(connection, self._insert, values)
 
         rows = [] if key is None else [(self._insert_key, to_keyed(addition))]
         rows.append((self._insert, values))
 
         with suppress(_NotInserted), transaction(connection, backend.begin):
             take_keys_over(self._tables, connection, [addition])
-            if not all(backend.try_insert(connection, *each) for each in rows):
+            if not all(is_added(connection, *each) for each in rows):
                 raise _NotInserted
             if backend.has_ended_before(connection, self._tables, [message]):
                 raise _NotInserted
@@ -441,7 +442,7 @@ class StoppedMessages:
             # Then its next status is reported, also if it is the last one again.
             "notified_status": sa.case((reported.is_not(None), Status.SCHEDULED.value)),
         }  # fmt: skip
-        self._retried = GuardedChange(database.backend, self._retry)
+        self._retry = self._retrying()
 
     def release(self, held: Message) -> Message:
         """Give a held message one more attempt, at once; expire it past its expiry.
@@ -478,28 +479,28 @@ class StoppedMessages:
 
     def retry(self, additions: Sequence[tuple[StoppedMessage, int]]) -> dict[UUID, StoppedMessage]:
         """Give failed messages more attempts, unless they have changed or are past their expiry."""
-        rows: list[dict[str, Any]] = [
+        rows = [
             {
-                "id": stopped.message.id,
-                "token": stopped.token,
+                "of": stopped.message.id,
+                "by": stopped.token,
                 "max_attempts": min(stopped.message.attempt_count + more, MOST_ATTEMPTS),
             }
             for stopped, more in sorted(additions, key=lambda addition: addition[0].message.id)
         ]
-        query = self._query([row["id"] for row in rows])
-        return _standing(self._retried.run_and_read(self._database, rows, query))
+        query = self._query([stopped.message.id for stopped, _ in additions])
+        return _standing(self._database.change_each(self._retry, rows, query))
 
-    def _retry(self, given: Given) -> sa.Update:
+    def _retrying(self) -> sa.Update:
         messages = self._tables.messages
         not_too_late = messages.c.expires_at > database_now()
         these = (
-            given.finds(messages.c.id),
-            messages.c.claim_token == given("token"),
+            messages.c.id == sa.bindparam("of"),
+            messages.c.claim_token == sa.bindparam("by"),
             self._tables.has_status(Status.FAILED),
             sa.or_(messages.c.expires_at.is_(None), not_too_late),
         )
         again = {"status": Status.SCHEDULED.value, "finished_at": None, **self._due_now}
-        return sa.update(messages).where(*these).values(max_attempts=given("max_attempts"), **again)
+        return sa.update(messages).where(*these).values(**again)
 
     def _query(self, message_ids: Sequence[UUID]) -> sa.Select[Any]:
         tables = self._tables
@@ -509,7 +510,7 @@ class StoppedMessages:
             attempts.c.token == messages.c.claim_token,
             attempts.c.outcome == Outcome.UNKNOWN.value,
         )
-        these = self._database.one_of(messages.c.id, message_ids)
+        these = one_of(messages.c.id, message_ids)
         has_key = sa.exists().where(
             tables.keys.c.idempotency_key == messages.c.idempotency_key,
             tables.keys.c.message_id == messages.c.id,

@@ -13,7 +13,7 @@ from dispatcher.faults import fault
 from dispatcher.message import Body, Outcome, Status
 from dispatcher.scope import NO_SCOPE
 from dispatcher.store.database import Database
-from dispatcher.store.engines.types import database_now
+from dispatcher.store.engines.types import database_now, one_of
 from dispatcher.store.lists import REASON
 from dispatcher.store.maintenance import OVERDUE
 from dispatcher.store.messages import DROPPED
@@ -75,11 +75,11 @@ class Notifications:
             if not rows:
                 return []
             made = {id_of(row): row for row in rows}
-            is_made = self._database.one_of(messages.c.id, list(made))
+            is_made = one_of(messages.c.id, list(made))
             there = set(connection.scalars(select(messages.c.id).where(is_made)))
             ids = [row.id for row in rows]
             ended = select(attempts.c.message_id, attempts.c.outcome).where(
-                self._database.one_of(attempts.c.message_id, ids), attempts.c.outcome.is_not(None)
+                one_of(attempts.c.message_id, ids), attempts.c.outcome.is_not(None)
             )
             outcomes = dict(map(tuple, connection.execute(ended.order_by(attempts.c.token))))
             new = [
@@ -94,7 +94,7 @@ class Notifications:
             if new:
                 connection.execute(self._add, new)
             fault("tell.in_transaction")
-            these = self._database.one_of(messages.c.id, ids)
+            these = one_of(messages.c.id, ids)
             connection.execute(
                 update(messages).where(these).values(notified_status=messages.c.status)
             )

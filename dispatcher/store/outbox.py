@@ -29,8 +29,9 @@ from sqlalchemy.util.concurrency import in_greenlet
 from dispatcher.errors import InvalidDraft, StoreUnavailable, Suppressed, kind_of
 from dispatcher.message import Message
 from dispatcher.store.database import Database
-from dispatcher.store.engines.base import Location, StoreEngine, files_of
+from dispatcher.store.engines.base import Location, StoreEngine, files_of, is_added
 from dispatcher.store.engines.errors import refused_by_driver, unavailable
+from dispatcher.store.engines.types import insert_if_absent
 from dispatcher.store.lists import is_suppressed
 from dispatcher.store.messages import (
     free_key,
@@ -127,8 +128,8 @@ class JoinedTransaction(Generic[T]):
         self._tables = tables
         self._backend = backend
         self._connection = connection
-        self._insert = backend.insert_if_absent(tables.messages)
-        self._insert_key = backend.insert_if_absent(tables.keys)
+        self._insert = insert_if_absent(tables.messages)
+        self._insert_key = insert_if_absent(tables.keys)
         self._was_asked = False
 
     def with_keys(self, keys: Iterable[str]) -> dict[str, tuple[Message, str]]:
@@ -176,14 +177,14 @@ class JoinedTransaction(Generic[T]):
             # The key first, as everywhere: twins in the opposite order would wait for each other.
             if key is not None and not self._takes_key(addition, key):
                 return False
-            is_added = self._backend.try_insert(connection, self._insert, row, AS_NAMED)
-            if is_added and (
+            was_absent = is_added(connection, self._insert, row, AS_NAMED)
+            if was_absent and (
                 key is None
                 or not self._backend.has_ended_before(connection, self._tables, [message])
             ):
                 return True
             # Not all databases undo the statements here, so they are undone by hand.
-            if is_added:
+            if was_absent:
                 this = (self._tables.messages.c.id == message.id, self._tables.is_live)
                 undo = delete(self._tables.messages).where(*this)
                 connection.execute(undo, execution_options=AS_NAMED)
@@ -207,9 +208,7 @@ class JoinedTransaction(Generic[T]):
 
     def _takes_key(self, addition: Addition, key: str) -> bool:
         row = dict(zip(KEYED, to_keyed(addition), strict=True))
-        insert = partial(
-            self._backend.try_insert, self._connection, self._insert_key, row, AS_NAMED
-        )
+        insert = partial(is_added, self._connection, self._insert_key, row, AS_NAMED)
         if insert():
             return True
         free_key_without_message(self._tables, self._connection, key)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any
 
-from sqlalchemy import and_, case
+from sqlalchemy import and_
 
 from dispatcher.delivery.group import permit_of
 from dispatcher.errors import OutcomeUnknown, StoreUnavailable, TooLate
 from dispatcher.message import Status
 from dispatcher.reservation.booking import BookingRequest
-from dispatcher.store.claims import ClaimChanges, change
+from dispatcher.store.claims import _OPEN
 from tests.simulation.judge import Found, search
 from tests.support.planting import Seams, nothing, planted
 
@@ -28,40 +27,33 @@ def hunt(name: str) -> Found:
         return search(faults=ENOUGH)
 
 
-def _statement(name: str, alter: Callable[[Any, Any, Any], Any]) -> Seams:
-    """Let ``alter`` change a statement of claims, given its values and the real one."""
-
-    def wrong(real: Any) -> Any:
-        def make(changes: Any, given: Any) -> Any:
-            return alter(changes, given, real.func(changes).make(given))
-
-        made = change(make)
-        made.__set_name__(ClaimChanges, name)
-        return made
-
-    return {f"store.claims.ClaimChanges.{name}": wrong}
+def _last_claim_only(real: Any) -> Any:
+    return lambda self, token: real(self, token) and self.claim_token == token
 
 
-def _last_claim_only(changes: Any, given: Any, statement: Any) -> Any:
-    open_ones = changes._tables.has_status(Status.SENDING, Status.HELD, Status.SCHEDULED)
-    return statement.where(*changes._ours(given), open_ones)
+def _attempt_kept(real: Any) -> Any:
+    def returned(self: Any, *given: Any) -> None:
+        real(self, *given)
+        self.attempt_count += 1
+
+    return returned
 
 
-def _attempts_kept(changes: Any, _: Any, statement: Any) -> Any:
-    return statement.values(attempt_count=changes._messages.c.attempt_count)
+def _attempt_forgotten(real: Any) -> Any:
+    def failed(self: Any, *given: Any) -> None:
+        real(self, *given)
+        if self.status is Status.SCHEDULED:
+            self.attempt_count -= 1
+
+    return failed
 
 
-def _attempt_forgotten(changes: Any, given: Any, statement: Any) -> Any:
-    is_retried = given("status") == Status.SCHEDULED.value
-    count = changes._messages.c.attempt_count
-    return statement.values(attempt_count=count - case((is_retried, 1), else_=0))
+def _never_held(real: Any) -> Any:
+    def rescued(self: Any) -> None:
+        self.on_unknown = "retry"
+        real(self)
 
-
-def _never_held(sa: Any) -> Any:
-    def case(*whens: Any, **otherwise: Any) -> Any:
-        return sa.case(*(each for each in whens if each[1] != Status.HELD.value), **otherwise)
-
-    return SimpleNamespace(**vars(sa) | {"case": case})
+    return rescued
 
 
 def _settled_first(real: Any) -> Any:
@@ -149,18 +141,17 @@ def _tried_too(real: Any) -> Any:
     return overdue
 
 
+_LOCKED = "store.claims.LockedMessage"
 _WITHDRAW = "submission.reserver.Reserver.withdraw"
 
 BUGS: Mapping[str, Seams] = {
     "lost claims may record": {
-        "store.claims.ClaimChanges._ours": lambda _: (
-            lambda self, given: (given.finds(self._messages.c.id),)
-        )
+        f"{_LOCKED}.is_open_for": lambda _: lambda self, _: self.status in _OPEN
     },
-    "late success forgotten": _statement("sent", _last_claim_only),
-    "a snooze counts an attempt": _statement("snoozed", _attempts_kept),
-    "a retry forgets its attempt": _statement("failed", _attempt_forgotten),
-    "rescue forgets hold": {"store.maintenance.sa": _never_held},
+    "late success forgotten": {f"{_LOCKED}.may_be_sent": _last_claim_only},
+    "a snooze counts an attempt": {f"{_LOCKED}.returned": _attempt_kept},
+    "a retry forgets its attempt": {f"{_LOCKED}.failed": _attempt_forgotten},
+    "rescue forgets hold": {f"{_LOCKED}.rescued": _never_held},
     "permits settled before the send": {
         "delivery.group.Group._call": _settled_first,
         "delivery.group.Group._settle_permits": nothing,

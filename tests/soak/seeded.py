@@ -160,7 +160,8 @@ _FLUSHED = (
     "test_after_a_flush_permits_are_refused_until_the_sends_are_counted_again"
 )
 _CANCELS = (
-    "tests/submission/test_change_many.py::test_a_message_that_is_put_back_meanwhile_is_cancelled"
+    "tests/submission/test_change_many.py::"
+    "test_what_a_worker_has_is_not_cancelled_before_it_puts_it_back"
 )
 _UPDATES = "tests/submission/test_templates.py::test_an_update_by_a_template_that_cannot_be_used"
 _ONE_SIDED = """

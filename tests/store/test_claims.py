@@ -12,8 +12,9 @@ import pytest
 from sqlalchemy import func, select, text
 
 from dispatcher.message import Outcome, Status
-from dispatcher.store.claims import Claim, Failure, Success, now_read_late
+from dispatcher.store.claims import Claim, Failure, Success
 from dispatcher.store.database import Database
+from dispatcher.store.engines.postgresql import now_read_late
 from dispatcher.store.maintenance import StoreMaintenance
 from dispatcher.store.messages import StoppedMessages
 from tests.store.plans import asked_of, waiting

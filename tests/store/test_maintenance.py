@@ -11,10 +11,10 @@ import pytest
 from sqlalchemy import Connection, select, text
 
 from dispatcher.message import Message, Outcome, Status
-from dispatcher.store.claims import Claims, Failure
+from dispatcher.store.claims import UNKNOWN, Claims, Failure
 from dispatcher.store.database import Database
 from dispatcher.store.engines.types import database_now, later
-from dispatcher.store.maintenance import UNKNOWN, ReservationRow, StoreMaintenance
+from dispatcher.store.maintenance import ReservationRow, StoreMaintenance
 from dispatcher.store.messages import Messages
 from tests.store.plans import add_many, asked_of, plan_of, scans, touched
 from tests.support import rows

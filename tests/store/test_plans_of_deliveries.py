@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any
-from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import Connection, true
+from sqlalchemy import Connection
 
-from dispatcher.message import Outcome, Status
-from dispatcher.store.claims import ClaimChanges, claim_at_once
-from dispatcher.store.database import Database, GivenRow, GuardedChange, arrays
+from dispatcher.store.claims import Claim, Claims, Success
+from dispatcher.store.database import Database
 from tests.store.plans import asked_of, plan_of
-from tests.support.tables import TABLES
+from tests.support import rows
 
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
@@ -35,7 +32,7 @@ def test_a_vacuum_that_counts_no_row_leaves_the_look_ups_by_id(
     with database.engine.connect() as connection:
         sql = connection.execution_options(isolation_level="AUTOCOMMIT")
         sql.exec_driver_sql(f"VACUUM {', '.join(LIVE)}")
-        for statement, values in asked_for_a_group(database, sql):
+        for statement, values in asked_for_a_group(database):
             plan = generic_plan(sql, statement) if is_generic else plan_of(sql, statement, values)
             reads = [each for each in nodes(plan) if is_of_live(each)]
             assert reads, statement
@@ -44,30 +41,28 @@ def test_a_vacuum_that_counts_no_row_leaves_the_look_ups_by_id(
                 assert "id = " in looked_up, f"{statement}\n\n{each}"
 
 
-def asked_for_a_group(database: Database, connection: Connection) -> list[tuple[str, Any]]:
-    """Run every statement that a delivery runs for a group; return them with their values."""
-    group: list[GivenRow] = [
-        {
-            "id": uuid4(), "token": 1, "wait": 1.0, "enqueue": 1.0, "more": 0, "error": "no answer",
-            "outcome": Outcome.TEMPORARY.value, "receipt": None, "status": Status.SCHEDULED.value,
-            "may_expire": 1,
-        }
-        for _ in range(GROUP)
-    ]  # fmt: skip
-    ids: list[UUID] = [row["id"] for row in group]
-    changes = ClaimChanges(database)
-    with asked_of(connection) as asked:
-        for name, each in vars(ClaimChanges).items():
-            if isinstance(each, cached_property):
-                change: GuardedChange = getattr(changes, name)
-                change.run(connection, group)
-        claim = {"ids": ids, "mark": uuid4(), "ahead": 0.0, "ttl": 30.0}
-        connection.execute(claim_at_once(TABLES, true()), claim)
-        connection.execute(changes.sent_at_once(), arrays(group, ("id", "token", "receipt")))
-        snoozed = arrays(group, ("id", "token", "wait", "enqueue"))
-        connection.execute(changes.snoozed_at_once(), snoozed)
-    assert len(asked) > 10
-    return asked
+def asked_for_a_group(database: Database) -> list[tuple[str, Any]]:
+    """Run every statement by which a delivery finds its group; return them with their values.
+
+    What it does in steps looks for the messages that one statement has left, as it leaves all of a
+    group that is not stored.
+    """
+    claims = Claims(database, ttl=rows.TTL)
+    group = [Claim(rows.a_message(), 1) for _ in range(GROUP)]
+    ids = [claim.message.id for claim in group]
+    with asked_of(database.engine) as asked:
+        claims.claim(ids)
+        claims.renew(group)
+        claims.record([Success(claim, None) for claim in group], [], enqueue_in=rows.SOON)
+        claims.put_back([(claim, rows.SOON) for claim in group], enqueue_in=rows.SOON)
+        claims.unclaimed(ids)
+        claims.enqueue_when_due(ids)
+    assert len(asked) > 8
+    return [
+        (statement, values[0] if isinstance(values, list) else values)
+        for statement, values in asked
+        if values  # all but BEGIN and COMMIT
+    ]
 
 
 def generic_plan(connection: Connection, statement: str) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import event
 
 from dispatcher import (
     DispatcherError,
@@ -163,25 +162,16 @@ def test_failed_messages_are_retried_each_as_alone(slow: House) -> None:
     assert isinstance(again, Message)
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-@pytest.mark.parametrize("call", ["cancel", "cancel_many"])
-def test_a_message_that_is_put_back_meanwhile_is_cancelled(build: Build, call: str) -> None:
-    """A worker has claimed it, and puts it back after the UPDATE that found it claimed."""
+def test_what_a_worker_has_is_not_cancelled_before_it_puts_it_back(build: Build) -> None:
     house = build(clock=hour_ago())
-    message = house.submit()
-    claims, engine = house.parts.delivery.claims, house.parts.database.engine
-    claimed = claims.claim([message.id])
-
-    def put_back(*given: Any) -> None:
-        if claimed and given[2].startswith("UPDATE"):
-            claims.put_back([(claimed.pop(), timedelta(0))], enqueue_in=timedelta(0))
-
-    event.listen(engine, "after_cursor_execute", put_back)
-    if call == "cancel":
-        house.dispatcher.cancel(message.id)
-    else:
-        house.dispatcher.cancel_many([message.id])
-    assert house.again(message).status is Status.CANCELLED
+    first, second = house.submit("ada"), house.submit("ben")
+    claims = house.parts.delivery.claims
+    claimed = claims.claim([first.id])
+    ids = [first.id, second.id]
+    assert kinds(house.dispatcher.cancel_many(ids)) == [TooLate, second.send_at]
+    assert house.again(first).status is Status.SENDING
+    claims.put_back([(claimed[0], timedelta(0))], enqueue_in=timedelta(0))
+    assert kinds(house.dispatcher.cancel_many(ids)) == [first.send_at, second.send_at]
 
 
 def test_a_cancel_stands_though_redis_is_away_and_reconcile_frees_the_places(build: Build) -> None:

@@ -9,14 +9,13 @@ from datetime import date, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
-from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.types import TypeEngine
 
+from dispatcher.store.engines.errors import code_of
 from dispatcher.store.engines.types import Instant, database_now, later
 
 if TYPE_CHECKING:
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
     from dispatcher.store.schema import Tables
 
 _ROWS_AT_ONCE = 1_000
+_TAKEN_ON_MARIADB = 1062
+"""The id or the key is there already."""
 
 Location = frozenset[tuple[object, ...]]
 """Where a connection reads and writes: the files of SQLite, or a database of one server."""
@@ -77,6 +78,24 @@ class Prepared:
 
 def files_of(paths: Iterable[Path]) -> Location:
     return frozenset((found.st_dev, found.st_ino) for found in map(Path.stat, paths))
+
+
+def is_added(
+    connection: sa.Connection,
+    insert: sa.Insert | Prepared,
+    row: Any = None,
+    options: Mapping[str, Any] | None = None,
+) -> bool:
+    """Run what :func:`insert_if_absent` returned; return whether it added the row."""
+    options = {"preserve_rowcount": True, **(options or {})}
+    try:
+        if isinstance(insert, Prepared):
+            return insert.run(connection, [row], options).rowcount > 0
+        return connection.execute(insert, row, execution_options=options).rowcount > 0
+    except IntegrityError as error:
+        if code_of(error) != _TAKEN_ON_MARIADB:
+            raise
+        return False
 
 
 class InsertFailed(Exception):
@@ -176,10 +195,6 @@ class StoreEngine(ABC):
     """The statement that shows one of the settings of ``durable``."""
     whereabouts: ClassVar[sa.TextClause]
     """The query of what :meth:`location` compares."""
-    changes_at_once: ClassVar[bool] = True
-    """Whether :meth:`update_returning` is one statement; else it needs a transaction."""
-    takes_arrays: ClassVar[bool] = False
-    """Whether one statement can be given many rows as arrays, and change several tables (WITH)."""
     has_one_writer: ClassVar[bool] = False
     """Whether a transaction that writes keeps out all others."""
     sees_a_snapshot: ClassVar[bool] = False
@@ -209,30 +224,7 @@ class StoreEngine(ABC):
     def make(self) -> None:  # noqa: B027 - servers make no database
         """Make an empty database where there is none. Only migrations do so."""
 
-    # Conditions and statements.
-
-    def one_of(self, column: sa.Column[Any], values: Sequence[Any]) -> sa.ColumnElement[bool]:
-        return column.in_(values)
-
-    def rows_from(self, types: Mapping[str, TypeEngine[Any]]) -> sa.FromClause:
-        raise NotImplementedError
-
-    @abstractmethod
-    def insert_if_absent(self, table: sa.Table) -> sa.Insert:
-        """Return an INSERT for :meth:`try_insert` that adds nothing where a key exists."""
-
-    def try_insert(
-        self,
-        connection: sa.Connection,
-        statement: sa.Insert | Prepared,
-        row: Any,
-        options: Mapping[str, Any] | None = None,
-    ) -> bool:
-        """Run what :meth:`insert_if_absent` returned; return whether it added the row."""
-        options = {"preserve_rowcount": True, **(options or {})}
-        if isinstance(statement, Prepared):
-            return statement.run(connection, [row], options).rowcount > 0
-        return connection.execute(statement, row, execution_options=options).rowcount > 0
+    # Statements.
 
     def insert_rows(
         self, connection: sa.Connection, insert: Prepared, rows: Iterator[Sequence[Any]]
@@ -250,20 +242,23 @@ class StoreEngine(ABC):
         """
         return None
 
-    def update_returning(
-        self,
-        connection: sa.Connection,
-        query: sa.Select[tuple[UUID]],
-        change: sa.Update | sa.Delete,
-        wanted: Sequence[sa.ColumnElement[Any]],
-    ) -> Sequence[sa.Row[Any]]:
-        these = change.where(self._among(change.table.c.id, query))
-        return connection.execute(these.returning(*wanted)).all()
+    def claim_at_once(
+        self, _tables: Tables, _wanted: sa.Select[Any], _take: sa.Update
+    ) -> sa.Select[Any] | None:
+        """Return one statement that takes ``wanted`` messages and begins attempts, where it can.
 
-    def _among(
-        self, ids: sa.ColumnElement[UUID], query: sa.Select[tuple[UUID]]
-    ) -> sa.ColumnElement[bool]:
-        return ids.in_(query.scalar_subquery())
+        It returns their columns, ``claim_token`` and ``now``. Of this one and the next two, what
+        they leave is done step by step.
+        """
+        return None
+
+    def record_at_once(self, _tables: Tables) -> sa.TextClause | None:
+        """Return one statement that records successes of current claims; it returns other ids."""
+        return None
+
+    def put_back_at_once(self, _tables: Tables) -> sa.TextClause | None:
+        """Return one statement that puts current claims back; it returns other ids."""
+        return None
 
     def due_notifications(
         self, tables: Tables

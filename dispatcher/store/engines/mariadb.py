@@ -1,20 +1,18 @@
-"""MariaDB: a statement cannot change a table that it reads, nor return rows that it changed."""
+"""MariaDB: no partial indexes, snapshots in callers' transactions, migrations that commit."""
 
 from __future__ import annotations
 
-import json
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
-from uuid import UUID
+from typing import TYPE_CHECKING, Any
 
 import pymysql
 import sqlalchemy as sa
 from pymysql.constants import CR
-from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from dispatcher.errors import StoreUnavailable
 from dispatcher.message import Status
@@ -22,7 +20,6 @@ from dispatcher.store.engines.base import (
     Backlog,
     Durability,
     Housekeeping,
-    Prepared,
     StoreEngine,
 )
 from dispatcher.store.engines.errors import code_of
@@ -39,8 +36,6 @@ _MIGRATION_SECONDS = 31_536_000  # a year: the longest wait a server takes
 _LINE = {"connect_timeout": 3, "read_timeout": _ANSWER_SECONDS, "write_timeout": _ANSWER_SECONDS}
 _ENCODING = {"charset": "utf8mb4", "use_unicode": True}
 _PACKET_TOO_LARGE = 1153
-_TAKEN = 1062
-"""The id or the key is there already."""
 _NO_SAVEPOINT = 1305
 _ENDED = frozenset({1020, 1213})
 _DONE_BEFORE = frozenset({1050, 1060, 1061, 1091, 1826, 3821, 3822})
@@ -129,7 +124,6 @@ class MariaDBEngine(StoreEngine):
         "FROM information_schema.global_status WHERE variable_name = 'WSREP_CLUSTER_STATE_UUID'), "
         "CONCAT_WS(' ', @@hostname, @@port, @@datadir))"
     )
-    changes_at_once = False
     sees_a_snapshot = True
     has_partial_indexes = False
 
@@ -141,41 +135,6 @@ class MariaDBEngine(StoreEngine):
         if self.statement_seconds is not None:
             driver.query(f"SET SESSION max_statement_time = {self.statement_seconds}")
         return driver
-
-    def insert_if_absent(self, table: sa.Table) -> sa.Insert:
-        """Return a plain INSERT: INSERT IGNORE would also swallow values that do not fit."""
-        return sa.insert(table)
-
-    def try_insert(
-        self,
-        connection: sa.Connection,
-        statement: sa.Insert | Prepared,
-        row: Any,
-        options: Mapping[str, Any] | None = None,
-    ) -> bool:
-        try:
-            return super().try_insert(connection, statement, row, options)
-        except IntegrityError as error:
-            if code_of(error) != _TAKEN:
-                raise
-            return False
-
-    def update_returning(
-        self,
-        connection: sa.Connection,
-        query: sa.Select[tuple[UUID]],
-        change: sa.Update | sa.Delete,
-        wanted: Sequence[sa.ColumnElement[Any]],
-    ) -> Sequence[sa.Row[Any]]:
-        rows: Sequence[sa.Row[Any]] = connection.execute(query.with_only_columns(*wanted)).all()
-        if rows:
-            found = [row[0] for row in rows]
-            connection.execute(
-                _deletion(connection, change, found)
-                if isinstance(change, sa.Delete)
-                else change.where(change.table.c.id.in_(found))
-            )
-        return rows
 
     def due_notifications(
         self, tables: Tables
@@ -283,17 +242,3 @@ def _unverified() -> ssl.SSLContext:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context
-
-
-def _deletion(connection: sa.Connection, change: sa.Delete, ids: Sequence[UUID]) -> sa.TextClause:
-    """Return the statement that deletes these rows and reads no others.
-
-    ``DELETE … WHERE id IN (…)`` reads the whole table where that looks cheaper, and then waits for
-    every locked row: two that do so end in a deadlock. This join has one order.
-    """
-    table = connection.dialect.identifier_preparer.format_table(cast("sa.Table", change.table))
-    return sa.text(
-        f"DELETE {table} FROM "
-        "JSON_TABLE(:ids, '$[*]' COLUMNS (id CHAR(32) PATH '$')) AS gone "
-        f"STRAIGHT_JOIN {table} ON {table}.id = UNHEX(gone.id)"
-    ).bindparams(ids=json.dumps([each.hex for each in ids]))

@@ -7,15 +7,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, cast
-from uuid import UUID
 
 import psycopg
 import sqlalchemy as sa
 from psycopg import sql
 from psycopg.abc import RV, PQGen
-from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.types import TypeEngine
 
 from dispatcher.errors import StoreUnavailable
 from dispatcher.store.engines import partitions
@@ -30,6 +27,7 @@ from dispatcher.store.engines.base import (
     transaction,
 )
 from dispatcher.store.engines.errors import answered, takes_no_writes
+from dispatcher.store.engines.types import database_now
 
 if TYPE_CHECKING:
     from dispatcher.store.schema import Tables
@@ -89,6 +87,64 @@ _LINE = {
 }
 
 
+# That an id is one of all ids is redundant: without it PostgreSQL joins by reading the whole index
+# where a vacuum has counted no row, and that may have millions of entries of dead rows. An index of
+# a status would be as wrong.
+_RECORD = """
+WITH given AS (
+    SELECT * FROM unnest(
+        CAST(:ids AS uuid[]), CAST(:tokens AS integer[]), CAST(:receipts AS text[])
+    ) AS given (id, token, receipt)
+), done AS (
+    UPDATE {messages} AS message
+    SET status = 'sent', finished_at = statement_timestamp(), last_error = NULL,
+        claimed_by = NULL, claim_expires_at = NULL
+    FROM given
+    WHERE message.id = given.id AND message.id = ANY (CAST(:ids AS uuid[]))
+        AND message.claim_token = given.token
+        AND message.status || '' = 'sending' AND message.finished_at IS NULL
+    RETURNING message.id
+), recorded AS (
+    UPDATE {attempts} AS attempt
+    SET outcome = 'sent', finished_at = statement_timestamp(), receipt = given.receipt
+    FROM given
+    WHERE attempt.message_id = given.id AND attempt.message_id = ANY (CAST(:ids AS uuid[]))
+        AND attempt.token = given.token AND attempt.finished_at IS NULL
+        AND attempt.message_id IN (SELECT id FROM done)
+)
+SELECT id FROM given WHERE id NOT IN (SELECT id FROM done)
+"""
+_PUT_BACK = """
+WITH given AS (
+    SELECT * FROM unnest(
+        CAST(:ids AS uuid[]), CAST(:tokens AS integer[]),
+        CAST(:waits AS float[]), CAST(:enqueues AS float[])
+    ) AS given (id, token, wait, enqueue)
+), done AS (
+    UPDATE {messages} AS message
+    SET status = 'scheduled', attempt_count = attempt_count - 1,
+        next_attempt_at = GREATEST(
+            next_attempt_at, statement_timestamp() + make_interval(secs => wait)
+        ),
+        enqueue_at = statement_timestamp() + make_interval(secs => enqueue),
+        enqueued_at = CASE WHEN enqueue > wait THEN statement_timestamp() ELSE enqueued_at END,
+        last_error = NULLIF(last_error, CAST(:not_begun AS text)),
+        claimed_by = NULL, claim_expires_at = NULL
+    FROM given
+    WHERE message.id = given.id AND message.id = ANY (CAST(:ids AS uuid[]))
+        AND message.claim_token = given.token
+        AND message.status || '' = 'sending' AND message.finished_at IS NULL
+    RETURNING message.id
+), undone AS (
+    DELETE FROM {attempts} AS attempt USING given
+    WHERE attempt.message_id = given.id AND attempt.message_id = ANY (CAST(:ids AS uuid[]))
+        AND attempt.token = given.token AND attempt.finished_at IS NULL
+        AND attempt.message_id IN (SELECT id FROM done)
+)
+SELECT id FROM given WHERE id NOT IN (SELECT id FROM done)
+"""
+
+
 class PostgreSQLConnection(psycopg.Connection[Any]):
     """A connection that gives up when the server is silent for longer than ``patience``, in s.
 
@@ -144,7 +200,6 @@ class PostgreSQLEngine(partitions.PartitionedEngine):
     whereabouts = sa.text(
         "SELECT current_database(), (SELECT system_identifier FROM pg_control_system())"
     )
-    takes_arrays = True
 
     def connect(
         self, _dialect: object, _record: object, arguments: list[Any], parameters: dict[str, Any]
@@ -178,28 +233,13 @@ class PostgreSQLEngine(partitions.PartitionedEngine):
             driver.execute(f"SET statement_timeout = '{self.statement_seconds}s'".encode())
         return driver
 
-    def one_of(self, column: sa.Column[Any], values: Sequence[Any]) -> sa.ColumnElement[bool]:
-        return column == sa.any_(sa.literal(list(values), sa.ARRAY(column.type)))
-
-    def rows_from(self, types: Mapping[str, TypeEngine[Any]]) -> sa.FromClause:
-        columns = [sa.column(name, each) for name, each in types.items()]
-        given = [
-            sa.bindparam(f"given_{name}", type_=postgresql.ARRAY(each))
-            for name, each in types.items()
-        ]
-        return sa.func.unnest(*given).table_valued(*columns, name="given").render_derived()
-
-    def insert_if_absent(self, table: sa.Table) -> sa.Insert:
-        return postgresql.insert(table).on_conflict_do_nothing()
-
     def insert_rows(
         self, connection: sa.Connection, insert: Prepared, rows: Iterator[Sequence[Any]]
     ) -> None:
         table = cast("sa.Table", cast("sa.Insert", insert.statement).table)
-        whole = [table.schema, table.name] if table.schema else [table.name]
         types = [_copied_as(table.c[name], connection) for name in insert.names]
         copying = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(
-            sql.Identifier(*whole), sql.SQL(", ").join(map(sql.Identifier, insert.names))
+            _name(table), sql.SQL(", ").join(map(sql.Identifier, insert.names))
         )
         driver = cast("psycopg.Connection[Any]", connection.connection.driver_connection)
         try:
@@ -257,11 +297,32 @@ class PostgreSQLEngine(partitions.PartitionedEngine):
 
         return run
 
-    def _among(
-        self, ids: sa.ColumnElement[UUID], query: sa.Select[tuple[UUID]]
-    ) -> sa.ColumnElement[bool]:
-        """Compare with an array: behind IN, PostgreSQL may run SKIP LOCKED anew for each row."""
-        return ids == sa.any_(sa.func.array(query.scalar_subquery(), type_=sa.ARRAY(ids.type)))
+    def claim_at_once(
+        self, tables: Tables, wanted: sa.Select[Any], take: sa.Update
+    ) -> sa.Select[Any]:
+        messages, chosen = tables.messages, wanted.cte("wanted")
+        taken = (
+            take.where(messages.c.id == chosen.c.id)
+            .returning(*tables.message_columns, messages.c.claim_token)
+            .cte("taken")
+        )
+        started_at = sa.func.greatest(taken.c.next_attempt_at, database_now())
+        begun = sa.insert(tables.attempts).from_select(
+            ["message_id", "token", "started_at"],
+            sa.select(taken.c.id, taken.c.claim_token, started_at),
+        )
+        # The later the clock is read, the shorter is the wait of a message that is not due yet.
+        return (
+            sa.select(*taken.c, now_read_late().label("now"))
+            .order_by(taken.c.next_attempt_at, taken.c.id)
+            .add_cte(begun.cte("begun"))
+        )
+
+    def record_at_once(self, tables: Tables) -> sa.TextClause:
+        return _at_once(tables, _RECORD)
+
+    def put_back_at_once(self, tables: Tables) -> sa.TextClause:
+        return _at_once(tables, _PUT_BACK)
 
     @contextmanager
     def impatient(self, connection: sa.Connection) -> Iterator[None]:
@@ -309,6 +370,21 @@ class PostgreSQLEngine(partitions.PartitionedEngine):
                 log.warning("another migration of this database runs: waiting for its end")
                 connection.execute(_LOCK)
             yield
+
+
+def _at_once(tables: Tables, text: str) -> sa.TextClause:
+    names = {"messages": tables.messages, "attempts": tables.attempts}
+    return sa.text(text.format_map({name: _name(names[name]).as_string() for name in names}))
+
+
+def _name(table: sa.Table) -> sql.Identifier:
+    return sql.Identifier(table.schema, table.name) if table.schema else sql.Identifier(table.name)
+
+
+def now_read_late() -> sa.ColumnElement[Any]:
+    """Return the present when the row is made, never later than the clock."""
+    # The capitals keep the time of tests out of the difference.
+    return database_now() + (sa.func.clock_timestamp() - sa.func.STATEMENT_TIMESTAMP())
 
 
 def _copied_as(column: sa.Column[Any], connection: sa.Connection) -> str:

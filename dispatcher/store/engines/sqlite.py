@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, Insert, Table, event
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy import URL, Connection, Engine, event
 
 from dispatcher.errors import StoreUnavailable
 from dispatcher.store.engines.base import Durability, Location, StoreEngine, files_of, transaction
@@ -48,9 +47,6 @@ class SQLiteEngine(StoreEngine):
         if self.file is not None:
             with suppress(OSError):
                 self.file.touch(mode=0o644)  # as SQLite does
-
-    def insert_if_absent(self, table: Table) -> Insert:
-        return insert(table).on_conflict_do_nothing()
 
     def undone_alone(self, _connection: Connection) -> AbstractContextManager[object]:
         """Return no savepoint: SQLite undoes a failed statement alone.

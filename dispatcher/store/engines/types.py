@@ -1,4 +1,4 @@
-"""Column types that mean the same on every database, and the database's clock.
+"""Column types, conditions and an INSERT that mean the same on every database, and its clock.
 
 SQLAlchemy asks for them by the name of the dialect, also on a caller's connection. No driver is
 needed here.
@@ -7,14 +7,17 @@ needed here.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.mysql import BINARY, DATETIME, LONGTEXT
+from sqlalchemy.dialects.postgresql.dml import OnConflictDoNothing
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.expression import FunctionElement, literal
@@ -141,41 +144,49 @@ def _function(name: str, kind: TypeEngine[Any]) -> type[FunctionElement[Any]]:
 def _spell(element: FunctionElement[Any], compiler: SQLCompiler, **kw: Any) -> str:
     # What is not spelt says nothing: only PostgreSQL has partitions.
     spelt = _SPELT.get(compiler.dialect.name, _SPELT["postgresql"]).get(element.name, "1 = 1")
-    return spelt.format(*(compiler.process(each, **kw) for each in element.clauses))
+    clauses = list(element.clauses)
+    return _PLACE.sub(lambda place: compiler.process(clauses[int(place[1])], **kw), spelt)
 
 
+_PLACE = re.compile(r"\{(\d)\}")
 _SPELT = {
     "sqlite": {
         "now": f"strftime('{_SQLITE_FORMAT}', 'now')",
-        "later": f"strftime('{_SQLITE_FORMAT}', {{}}, printf('%+.3f seconds', {{}}))",
-        "minute_of": "(substr({}, 1, 17) || '00.000')",
+        "later": f"strftime('{_SQLITE_FORMAT}', {{0}}, printf('%+.3f seconds', {{1}}))",
+        "minute_of": "(substr({0}, 1, 17) || '00.000')",
+        "one_of": "{0}",
     },
     "mysql": {
         "now": "UTC_TIMESTAMP(6)",  # that of the statement's start, whatever the session's zone
-        "later": "({} + INTERVAL ROUND({} * 1000000) MICROSECOND)",
-        "minute_of": "CAST(DATE_FORMAT({}, '%%Y-%%m-%%d %%H:%%i:00') AS DATETIME(6))",
+        "later": "({0} + INTERVAL ROUND({1} * 1000000) MICROSECOND)",
+        "minute_of": "CAST(DATE_FORMAT({0}, '%%Y-%%m-%%d %%H:%%i:00') AS DATETIME(6))",
+        "one_of": "{0}",
     },
     "postgresql": {
-        "in_history": "{} IS NOT NULL",
-        "in_live_partition": "{} IS NULL",
+        "in_history": "{0} IS NOT NULL",
+        "in_live_partition": "{0} IS NULL",
         "now": "statement_timestamp()",
-        "later": "({} + make_interval(secs => {}))",
-        "minute_of": "date_trunc('minute', {})",
+        "later": "({0} + make_interval(secs => {1}))",
+        "minute_of": "date_trunc('minute', {0})",
+        "one_of": "{1}",
     },
 }
 _SPELT["mariadb"] = _SPELT["mysql"]
 _INSTANTS = dict.fromkeys(MARIADB, "CAST('{}' AS DATETIME(6))")
 _INSTANTS["postgresql"] = "timestamptz '{}+00'"
+_CONDITION = sa.types.NullType()
+"""Not Boolean: databases without that type would compare the condition with 1."""
 
 
 database_now = _function("now", Instant())
 """The present instant by the database's clock, the same throughout a statement."""
 minute_of = _function("minute_of", Instant())
-in_live_partition = _function("in_live_partition", sa.Boolean())
+in_live_partition = _function("in_live_partition", _CONDITION)
 """The condition of the partition of live rows; it says nothing where there is none."""
-in_history = _function("in_history", sa.Boolean())
+in_history = _function("in_history", _CONDITION)
 """The condition that a row lies in a partition of ended rows; else it says nothing."""
 _later = _function("later", Instant())
+_one_of = _function("one_of", _CONDITION)
 
 
 def with_present(
@@ -209,3 +220,30 @@ def later(
     if isinstance(length, timedelta):
         length = length.total_seconds()
     return _later(instant, literal(float(length)) if isinstance(length, int | float) else length)
+
+
+def one_of(column: sa.Column[Any], values: Sequence[Any] | str) -> sa.ColumnElement[bool]:
+    """Return the condition that a column has one of these values, or of a parameter's so named.
+
+    On PostgreSQL they are one array: a statement is the same, and prepared, for any number.
+    """
+    if isinstance(values, str):
+        listed = sa.bindparam(values, type_=column.type, expanding=True)
+        array = sa.bindparam(values, type_=sa.ARRAY(column.type))
+    else:
+        listed = sa.bindparam(None, values, type_=column.type, expanding=True, unique=True)
+        array = sa.literal(list(values), sa.ARRAY(column.type))
+    return _one_of(column.in_(listed), column == sa.any_(array))
+
+
+def insert_if_absent(table: sa.Table) -> postgresql.Insert:
+    """Return an INSERT for :func:`is_added` that adds nothing where a key exists.
+
+    On MariaDB a plain one: INSERT IGNORE would also swallow values that do not fit.
+    """
+    return postgresql.insert(table).on_conflict_do_nothing()
+
+
+@compiles(OnConflictDoNothing, *MARIADB)
+def _plain(_element: OnConflictDoNothing, _compiler: SQLCompiler, **_kw: Any) -> str:
+    return ""
