@@ -44,11 +44,12 @@ from dispatcher.store.claims import Claims
 from dispatcher.store.database import Database
 from dispatcher.store.listing import Figures, Listing
 from dispatcher.store.lists import Pauses, PersonalData, Suppressions
-from dispatcher.store.maintenance import MOST_GRACES, StoreMaintenance, VoidIds, overdue
+from dispatcher.store.maintenance import MOST_GRACES, StoreMaintenance, overdue
 from dispatcher.store.messages import Messages, StoppedMessages
 from dispatcher.store.notifications import Notifications
 from dispatcher.store.outbox import JoinedMessages
 from dispatcher.store.survey import StoreSurvey
+from dispatcher.store.void_ids import VoidIds
 from dispatcher.submission.changes import Cancellation, Changes
 from dispatcher.submission.decisions import Decisions
 from dispatcher.submission.enqueuer import Enqueuer

@@ -18,11 +18,9 @@ from dispatcher.reservation.upkeep import Rebuild, Reserved, Unconfirmed, Upkeep
 from dispatcher.settings import Settings
 from dispatcher.store.maintenance import (
     ReservationRow,
-    ReservedTime,
-    Settled,
     StoreMaintenance,
-    VoidIds,
 )
+from dispatcher.store.void_ids import ReservedTime, Settled, VoidIds
 from dispatcher.times.clock import Clock
 
 log = logging.getLogger(__name__)

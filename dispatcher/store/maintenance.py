@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import random
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from itertools import chain
@@ -13,9 +11,8 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from dispatcher.errors import StoreUnavailable
 from dispatcher.faults import fault
-from dispatcher.message import Message, Outcome, Status
+from dispatcher.message import Outcome, Status
 from dispatcher.scope import Scope, counted
 from dispatcher.store.claims import (
     NOT_BEGUN,
@@ -25,25 +22,18 @@ from dispatcher.store.claims import (
     locked,
 )
 from dispatcher.store.database import Database
-from dispatcher.store.engines.base import is_added, pages
-from dispatcher.store.engines.types import database_now, insert_if_absent, later, one_of
+from dispatcher.store.engines.base import pages
+from dispatcher.store.engines.types import database_now, later, one_of
 from dispatcher.store.messages import free_key
-from dispatcher.store.schema import CLOCK_STEP, TAKEN_BACK, VOID, Tables
+from dispatcher.store.schema import Tables
+from dispatcher.store.void_ids import ReservedTime
 from dispatcher.times.send_time import to_ms
-
-log = logging.getLogger(__name__)
 
 OVERDUE = "overdue: no worker took it in time"
 _NONE = sa.false()
 _LATE = (8, 4)
 MOST_GRACES = 2 * _LATE[0]
 """After so many times ``enqueue_grace`` an unclaimed message is enqueued again at the latest."""
-_MOST_FAILURES = 5
-"""After so many failures the others wait for the next sweep."""
-VOID_VALUES: dict[str, Any] = {
-    "channel": "", "recipient": "", "scope": "", "body": {}, "status": VOID, "max_attempts": 1,
-}  # fmt: skip
-"""The values of a void row, but for its id."""
 
 
 class Due(NamedTuple):
@@ -102,11 +92,6 @@ class PermitRow(NamedTuple):
     channel: str
     age: timedelta
     is_under_way: bool
-
-
-class ReservedTime(NamedTuple):
-    send_at: datetime
-    tail: str
 
 
 class ReservationState(NamedTuple):
@@ -402,16 +387,8 @@ class StoreMaintenance:
             row.reserved == sa.true(),
             ~self._tables.holds_no_reservation,
             row.send_at > later(database_now(), -memory),
-            *self._ended_since(memory),
+            self._tables.ended_since(memory),
         )
-
-    def _ended_since(self, memory: timedelta) -> tuple[sa.ColumnElement[bool], ...]:
-        # Without IS true PostgreSQL 18 would leave out …_history_other too, whatever it holds.
-        if not self._database.backend.has_partitions:
-            return ()
-        row, earliest = self._tables.messages.c, later(database_now(), -memory - CLOCK_STEP)
-        has_not_ended = row.finished_at.is_(None).is_(sa.true())
-        return (sa.or_(has_not_ended, row.finished_at > earliest),)
 
     def permits(self, *, memory: timedelta, batch: int) -> Iterator[list[PermitRow]]:
         """Yield the permits of sends within ``memory``; perhaps twice what ends meanwhile."""
@@ -429,7 +406,7 @@ class StoreMaintenance:
         key: tuple[sa.Column[Any], ...] = (attempts.c.message_id, attempts.c.token)
         under_way = query.where(attempts.c.finished_at.is_(None))
         ended = query.where(
-            attempts.c.finished_at > later(now, -memory), *self._ended_since(memory)
+            attempts.c.finished_at > later(now, -memory), self._tables.ended_since(memory)
         )
         rows = chain(
             pages(self._database.read, under_way, key, batch),
@@ -483,110 +460,6 @@ class StoreMaintenance:
         end = sa.update(messages).where(self._to_expire).values(**expired)
         rows = self._database.change(first.with_for_update(skip_locked=True), end)
         return dict(tuple(row) for row in rows)
-
-
-class Settled(NamedTuple):
-    """``void`` can never be stored; another transaction may be storing what is ``under_way``."""
-
-    holding: dict[UUID, ReservedTime]
-    void: set[UUID]
-    under_way: set[UUID]
-
-
-class VoidIds:
-    """Ids that no message can be stored under any more: their rows are void.
-
-    An orphan is a reservation whose message is not stored, and must not be once it is released: its
-    submit may be frozen before the INSERT. So the id is taken first, by a void row: the primary key
-    then refuses any late INSERT, and the database waits for the end of one that is under way.
-    """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._tables = database.tables
-
-    def give_up(self, message_ids: Sequence[UUID]) -> Settled:
-        """Prevent these from being stored; return their state. Raises StoreUnavailable."""
-        ordered = sorted(message_ids)  # in the same order everywhere, so that no two deadlock
-        try:
-            self._take(ordered)
-        except StoreUnavailable as error:
-            log.warning(
-                "could not settle %d reservations together, settling each alone: %s",
-                len(ordered), error,
-            )  # fmt: skip
-            if not self._database.backend.has_one_writer:
-                self._take_singly(ordered)
-        row = self._tables.messages.c
-        ended = self._tables.holds_no_reservation.label("ended")
-        query = sa.select(row.id, row.send_at, row.tail, row.status, ended)
-        rows = self._database.read_of(query, row.id, ordered)
-        void = {row.id for row in rows if row.status == VOID}
-        holding = {row.id: ReservedTime(row.send_at, row.tail) for row in rows if not row.ended}
-        return Settled(holding, void, set(ordered) - {row.id for row in rows})
-
-    def _take_singly(self, message_ids: Sequence[UUID]) -> None:
-        """Take the ids that can be taken, in random order: one transaction may hold a thousand."""
-        failures = 0
-        for message_id in random.sample(message_ids, len(message_ids)):
-            try:
-                self._take([message_id])
-            except StoreUnavailable as error:
-                log.warning(
-                    "could not settle the reservation of message %s; the next sweep will: %s",
-                    message_id, error,
-                )  # fmt: skip
-                failures += 1
-                if failures == _MOST_FAILURES:
-                    return
-
-    def _take(self, message_ids: Sequence[UUID]) -> None:
-        backend, messages = self._database.backend, self._tables.messages
-        insert = insert_if_absent(messages).values(VOID_VALUES)
-
-        def work(connection: sa.Connection) -> None:
-            with backend.impatient(connection):
-                for message_id in message_ids:
-                    is_added(connection, insert, {"id": message_id})
-            if backend.has_partitions:  # a message that has ended lies beside them, keeps its id
-                ended = messages.alias()
-                is_stored = sa.exists().where(ended.c.id == messages.c.id, ended.c.status != VOID)
-                taken = (one_of(messages.c.id, message_ids), messages.c.status == VOID)
-                connection.execute(sa.delete(messages).where(*taken, is_stored))
-
-        self._database.transact(work)
-
-    def take_back(self, message: Message) -> bool:
-        """Take back a message that lost its reservation; false where it was accepted as well.
-
-        Then it was claimed, moved or cancelled meanwhile.
-
-        Without an idempotency key its row becomes void. With one, a duplicate submit may have
-        returned the message, so it is cancelled, and the key is free.
-        """
-        messages, key = self._tables.messages, message.idempotency_key
-        values: dict[str, Any] = {
-            "status": Status.CANCELLED.value, "last_error": TAKEN_BACK, "idempotency_key": None,
-            "finished_at": database_now(),
-        }  # fmt: skip
-        if key is None:
-            values = {
-                "status": VOID, "recipient": "", "body": {}, "trace": None, "status_url": None,
-                "notified_status": None, "next_attempt_at": database_now(),
-            }  # fmt: skip
-        this = messages.c.id == message.id
-        stands = (this, self._tables.is_scheduled, messages.c.tail == "")
-        row = messages.c
-        query = sa.select(row.status, row.idempotency_key, row.last_error).where(this)
-
-        def work(connection: sa.Connection) -> bool:
-            connection.execute(sa.update(messages).where(*stands).values(**values))
-            rows = connection.execute(query).all()
-            if key is not None and any(row.idempotency_key is None for row in rows):
-                connection.execute(free_key(self._tables, key, message.id))
-            return all(row.status == VOID or row.last_error == TAKEN_BACK for row in rows)
-
-        return self._database.transact(work)
 
 
 def overdue(tables: Tables, channels: Collection[str], after: timedelta) -> sa.ColumnElement[bool]:

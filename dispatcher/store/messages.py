@@ -38,6 +38,7 @@ from dispatcher.store.engines.types import (
     insert_if_absent,
     later,
     one_of,
+    where_partitioned,
 )
 from dispatcher.store.lists import is_suppressed
 from dispatcher.store.schema import (
@@ -111,7 +112,7 @@ def _inserts(database: Database) -> tuple[sa.Insert, sa.Select[Any], list[str]]:
     The id must be new, also in partitions: a server may run the first after its client gave it up,
     stored the message again, and sent it. The second returns a row if both are stored.
     """
-    backend, messages, keys = database.backend, database.tables.messages, database.tables.keys
+    messages, keys = database.tables.messages, database.tables.keys
     given = {name: sa.bindparam(f"new_{name}", type_=messages.c[name].type) for name in WRITTEN}
     fingerprint = sa.bindparam("new_fingerprint", type_=keys.c.fingerprint.type)
     is_not_suppressed = ~database.tables.suppressed(given["recipient"], given["channel"])
@@ -119,13 +120,13 @@ def _inserts(database: Database) -> tuple[sa.Insert, sa.Select[Any], list[str]]:
     step: sa.ColumnElement[float] = sa.literal_column(f"-{CLOCK_STEP.total_seconds()}")
     is_it = messages.c.id == given["id"]
     # Not by OR, for which PostgreSQL 18 skips ``…_history_other``.
-    is_new = sa.and_(
-        ~sa.exists().where(is_it, database.tables.is_live),
-        ~sa.exists().where(is_it, messages.c.finished_at >= later(given["created_at"], step)),
+    is_new = where_partitioned(
+        sa.and_(
+            ~sa.exists().where(is_it, database.tables.is_live),
+            ~sa.exists().where(is_it, messages.c.finished_at >= later(given["created_at"], step)),
+        )
     )
-    row = sa.select(*given.values()).where(is_not_suppressed)
-    if backend.has_partitions:
-        row = row.where(is_new)
+    row = sa.select(*given.values()).where(is_not_suppressed, is_new)
     message = insert_if_absent(messages).from_select(WRITTEN, row)
     key_row = sa.select(given["idempotency_key"], given["id"], fingerprint)
     key = insert_if_absent(keys).from_select(KEYED, key_row.where(is_not_suppressed, is_new))
@@ -199,7 +200,6 @@ class Messages:
         None where the connection broke and they may be: then add them one by one.
         """
         backend, tables = self._database.backend, self._tables
-        messages = [addition.message for addition in additions]
         keyed = [to_keyed(row) for row in additions if row.message.idempotency_key is not None]
 
         def work(connection: sa.Connection) -> None:
@@ -208,7 +208,8 @@ class Messages:
             if keyed:
                 backend.insert_rows(connection, self._insert_keys, iter(keyed))
             # A duplicate submit may have stored one under the same id, and taken it back.
-            if (keyed or perhaps_stored) and backend.has_ended_before(connection, tables, messages):
+            ids = [addition.message.id for addition in additions]
+            if (keyed or perhaps_stored) and backend.ended_before(connection, tables, ids):
                 raise StoreUnavailable("one of the messages was stored before", refused=True)
 
         try:
@@ -237,8 +238,8 @@ class Messages:
     def has(self, message_ids: Sequence[UUID]) -> bool:
         """Return whether all are stored, none taken back; a duplicate may have stored one alone."""
         messages, error = self._tables.messages, self._tables.messages.c.last_error
-        stored = sa.and_(self._tables.is_message, sa.or_(error.is_(None), error != TAKEN_BACK))
-        query = sa.select(messages.c.id).where(stored)
+        query = self._tables.stored.where(sa.or_(error.is_(None), error != TAKEN_BACK))
+        query = query.with_only_columns(messages.c.id)
         rows = self._database.read_of(query, messages.c.id, message_ids)
         return {row.id for row in rows} == set(message_ids)
 
@@ -396,7 +397,7 @@ class Messages:
             take_keys_over(self._tables, connection, [addition])
             if not all(is_added(connection, *each) for each in rows):
                 raise _NotInserted
-            if backend.has_ended_before(connection, self._tables, [message]):
+            if backend.ended_before(connection, self._tables, [message.id]):
                 raise _NotInserted
             return True
         return False
@@ -516,11 +517,11 @@ class StoppedMessages:
             tables.keys.c.message_id == messages.c.id,
         )
         superseded = sa.and_(messages.c.idempotency_key.is_not(None), ~has_key)
-        columns = (
-            *tables.message_columns, messages.c.claim_token,
-            unknown.label("is_unknown"), superseded.label("is_superseded"),
-        )  # fmt: skip
-        return sa.select(*columns).where(these, tables.is_message)
+        return tables.stored.where(these).add_columns(
+            messages.c.claim_token,
+            unknown.label("is_unknown"),
+            superseded.label("is_superseded"),
+        )
 
 
 def _standing(rows: Sequence[sa.Row[Any]]) -> dict[UUID, StoppedMessage]:

@@ -31,7 +31,7 @@ from dispatcher.message import Message
 from dispatcher.store.database import Database
 from dispatcher.store.engines.base import Location, StoreEngine, files_of, is_added
 from dispatcher.store.engines.errors import refused_by_driver, unavailable
-from dispatcher.store.engines.types import insert_if_absent
+from dispatcher.store.engines.types import insert_if_absent, one_of
 from dispatcher.store.lists import is_suppressed
 from dispatcher.store.messages import (
     free_key,
@@ -180,7 +180,7 @@ class JoinedTransaction(Generic[T]):
             was_absent = is_added(connection, self._insert, row, AS_NAMED)
             if was_absent and (
                 key is None
-                or not self._backend.has_ended_before(connection, self._tables, [message])
+                or not self._backend.ended_before(connection, self._tables, [message.id])
             ):
                 return True
             # Not all databases undo the statements here, so they are undone by hand.
@@ -201,8 +201,8 @@ class JoinedTransaction(Generic[T]):
         row, present = self._tables.messages.c, set[UUID]()
         with self._undone_alone():
             for start in range(0, len(message_ids), _IDS_AT_ONCE):
-                these = row.id.in_(message_ids[start : start + _IDS_AT_ONCE])
-                query = select(row.id).where(these, self._tables.is_message)
+                these = one_of(row.id, message_ids[start : start + _IDS_AT_ONCE])
+                query = self._tables.stored.where(these).with_only_columns(row.id)
                 present.update(self._connection.scalars(query, execution_options=AS_NAMED))
         return present
 
@@ -273,7 +273,7 @@ class JoinedMessages:
 
     def stored(self, message_ids: Sequence[UUID]) -> set[UUID]:
         row = self._tables.messages.c
-        query = select(row.id).where(self._tables.is_message)
+        query = self._tables.stored.with_only_columns(row.id)
         return {message_id for (message_id,) in self._database.read_of(query, row.id, message_ids)}
 
     def _is_elsewhere(self, connection: Connection) -> bool:

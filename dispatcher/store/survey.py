@@ -18,7 +18,7 @@ from dispatcher.store.engines.base import Durability, Housekeeping
 from dispatcher.store.engines.errors import translated
 from dispatcher.store.engines.types import database_now, later
 from dispatcher.store.listing import overdue_since
-from dispatcher.store.maintenance import VOID_VALUES
+from dispatcher.store.void_ids import VOID_VALUES
 
 _TRIED_BYTES = 8_192
 """Above a page of PostgreSQL's: a table without room has to grow."""

@@ -23,9 +23,9 @@ from dispatcher.reservation.shards import CLOSED
 from dispatcher.reservation.upkeep import Reserved, Upkeep
 from dispatcher.reservation.windows import Windows
 from dispatcher.settings import Settings
-from dispatcher.store.maintenance import VoidIds
 from dispatcher.store.messages import Messages
 from dispatcher.store.outbox import beside_the_loop
+from dispatcher.store.void_ids import VoidIds
 from dispatcher.submission.pipeline import Entry
 from dispatcher.times.clock import Clock
 

@@ -16,10 +16,11 @@ from dispatcher.errors import StoreUnavailable, Suppressed
 from dispatcher.store.database import Database
 from dispatcher.store.engines.base import InsertFailed
 from dispatcher.store.lists import Suppressions
-from dispatcher.store.maintenance import StoreMaintenance, VoidIds
+from dispatcher.store.maintenance import StoreMaintenance
 from dispatcher.store.messages import GivenUp, Messages
 from dispatcher.store.outbox import JoinedMessages, JoinedTransaction
 from dispatcher.store.schema import to_row
+from dispatcher.store.void_ids import VoidIds
 from tests.support import rows
 from tests.support.tables import keys, messages
 

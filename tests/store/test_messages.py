@@ -13,9 +13,10 @@ import pytest
 from dispatcher.errors import StoreUnavailable
 from dispatcher.message import Status, new_id
 from dispatcher.store.database import Database
-from dispatcher.store.maintenance import StoreMaintenance, VoidIds
+from dispatcher.store.maintenance import StoreMaintenance
 from dispatcher.store.messages import GivenUp, Messages
 from dispatcher.store.schema import TAKEN_BACK, VOID
+from dispatcher.store.void_ids import VoidIds
 from tests.support import rows
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

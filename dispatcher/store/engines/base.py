@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import date, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL
@@ -21,7 +22,6 @@ from dispatcher.store.engines.types import Instant, database_now, later
 if TYPE_CHECKING:
     from alembic.ddl.impl import DefaultImpl
 
-    from dispatcher.message import Message
     from dispatcher.store.schema import Tables
 
 _ROWS_AT_ONCE = 1_000
@@ -201,7 +201,7 @@ class StoreEngine(ABC):
     """Whether a caller's transaction reads by default from a snapshot of its first read."""
     has_partial_indexes: ClassVar[bool] = True
     has_partitions: ClassVar[bool] = False
-    """Whether ended messages lie in partitions of their own: an id is unique in each one alone."""
+    """Whether ended messages lie elsewhere: an id is unique among live ones (``ended_before``)."""
 
     file: Path | None = None
     statement_seconds: int | None = None
@@ -297,11 +297,11 @@ class StoreEngine(ABC):
     def location(self, connection: sa.Connection) -> Location:
         return frozenset({tuple(connection.execute(self.whereabouts).one())})
 
-    def has_ended_before(
-        self, _connection: sa.Connection, _tables: Tables, _messages: Sequence[Message]
-    ) -> bool:
-        """Whether one of these, just inserted, was stored before, and ended beside their keys."""
-        return False
+    def ended_before(
+        self, _connection: sa.Connection, _tables: Tables, _ids: Sequence[UUID]
+    ) -> Collection[UUID]:
+        """Return those of these ids, just inserted, that messages have which have ended."""
+        return ()
 
     # Looking after it.
 

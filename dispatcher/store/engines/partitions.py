@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, time, timedelta
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
@@ -25,9 +26,7 @@ from dispatcher.store.engines.base import StoreEngine, pages, transaction
 from dispatcher.store.engines.errors import code_of
 from dispatcher.store.engines.types import database_now, later
 from dispatcher.store.schema import AS_NAMED, CLOCK_STEP, Tables
-
-if TYPE_CHECKING:
-    from dispatcher.message import Message
+from dispatcher.times.send_time import from_ms
 
 log = logging.getLogger(__name__)
 
@@ -129,14 +128,14 @@ class PartitionedEngine(StoreEngine):
         split = table.name in {tables.messages.name, tables.attempts.name}
         return f"{table.name}_{_LIVE}" if split else table.name
 
-    def has_ended_before(
-        self, connection: sa.Connection, tables: Tables, messages: Sequence[Message]
-    ) -> bool:
-        """Look at the days from which on they can have ended; their ids lie close together."""
-        ids, row = {each.id for each in messages}, tables.messages.c
-        since = min(each.created_at for each in messages) - CLOCK_STEP
-        near = sa.select(row.id).where(row.id.between(min(ids), max(ids)), row.finished_at >= since)
-        return not ids.isdisjoint(connection.scalars(near, execution_options=AS_NAMED))
+    def ended_before(
+        self, connection: sa.Connection, tables: Tables, ids: Sequence[UUID]
+    ) -> set[UUID]:
+        """Look at the days from which on they can have ended; the ids lie close together."""
+        row, first = tables.messages.c, min(ids)
+        since = from_ms(first.int >> 80) - CLOCK_STEP
+        near = sa.select(row.id).where(row.id.between(first, max(ids)), row.finished_at >= since)
+        return set(ids).intersection(connection.scalars(near, execution_options=AS_NAMED))
 
     def pruned_until(self, retention: timedelta) -> sa.ColumnElement[datetime]:
         if retention < _LEAST:

@@ -163,12 +163,11 @@ _SPELT = {
         "one_of": "{0}",
     },
     "postgresql": {
-        "in_history": "{0} IS NOT NULL",
-        "in_live_partition": "{0} IS NULL",
         "now": "statement_timestamp()",
         "later": "({0} + make_interval(secs => {1}))",
         "minute_of": "date_trunc('minute', {0})",
         "one_of": "{1}",
+        "where_partitioned": "({0})",
     },
 }
 _SPELT["mariadb"] = _SPELT["mysql"]
@@ -181,10 +180,8 @@ _CONDITION = sa.types.NullType()
 database_now = _function("now", Instant())
 """The present instant by the database's clock, the same throughout a statement."""
 minute_of = _function("minute_of", Instant())
-in_live_partition = _function("in_live_partition", _CONDITION)
-"""The condition of the partition of live rows; it says nothing where there is none."""
-in_history = _function("in_history", _CONDITION)
-"""The condition that a row lies in a partition of ended rows; else it says nothing."""
+where_partitioned = _function("where_partitioned", _CONDITION)
+"""A condition that leads to partitions, and is redundant; it says nothing where there are none."""
 _later = _function("later", Instant())
 _one_of = _function("one_of", _CONDITION)
 
