@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import random
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from operator import itemgetter
@@ -91,6 +92,7 @@ class NewSlot(NamedTuple):
             "of": self.before.message.id,
             "by": self.before.token,
             "until": self.before.read_at + within,
+            "move_token": _new_token(),
             "is_enqueued": self.enqueue_at > self.next_attempt_at,
             **{name: getattr(self, name) for name in NewSlot._fields[1:]},
         }
@@ -104,6 +106,11 @@ class CancelResult(NamedTuple):
 
 
 class _NotInserted(Exception): ...
+
+
+def _new_token() -> int:
+    """Return the ``move_token`` of a change, which tells it from any other one of the message."""
+    return random.getrandbits(30)
 
 
 def _inserts(database: Database) -> tuple[sa.Insert, sa.Select[Any], list[str]]:
@@ -140,10 +147,7 @@ class Messages:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._tables = database.tables
-        row, backend, engine = database.tables.messages.c, database.backend, database.engine
-        self._movable = self._tables.stored.add_columns(
-            row.move_token, row.tail, database_now().label("read_at")
-        )
+        backend, engine = database.backend, database.engine
         self._move = self._moving()
         message, keyed, names = _inserts(database)
         self._insert = Prepared(engine, message, names)
@@ -255,17 +259,17 @@ class Messages:
         return row
 
     def movables(self, message_ids: Sequence[UUID]) -> dict[UUID, Movable]:
-        rows = self._database.read_of(self._movable, self._tables.messages.c.id, message_ids)
+        rows = self._database.read_of(self._tables.movable, self._tables.messages.c.id, message_ids)
         return {row.id: to_movable(row) for row in rows}
 
     def cancel(
         self,
         message_ids: Sequence[UUID],
         *,
-        move_token: int | None = None,
+        tokens: Mapping[UUID, int] | None = None,
         because: str | None = None,
     ) -> CancelResult:
-        """Cancel those that are still scheduled, and have this move token if one is given."""
+        """Cancel those that are still scheduled, and have these tokens if some are given."""
         tables, messages = self._tables, self._tables.messages
         these = one_of(messages.c.id, message_ids)
         columns = (messages.c.id, messages.c.move_token, tables.is_scheduled.label("is_scheduled"))
@@ -278,11 +282,11 @@ class Messages:
             cancelled = {
                 row.id
                 for row in connection.execute(locking.with_for_update())
-                if row.is_scheduled and move_token in {None, row.move_token}
+                if row.is_scheduled and (tokens is None or tokens[row.id] == row.move_token)
             }
             if cancelled:
                 connection.execute(change.where(one_of(messages.c.id, [*cancelled])))
-            rows = connection.execute(self._movable.where(these))
+            rows = connection.execute(self._tables.movable.where(these))
             return CancelResult({row.id: to_movable(row) for row in rows}, cancelled)
 
         return self._database.transact(work)
@@ -292,7 +296,7 @@ class Messages:
         by_id = sorted(moves, key=lambda move: move.before.message.id)
         rows = [move.values(within) for move in by_id]
         these = one_of(self._tables.messages.c.id, [row["of"] for row in rows])
-        stored = self._database.change_each(self._move, rows, self._movable.where(these))
+        stored = self._database.change_each(self._move, rows, self._tables.movable.where(these))
         return {row.id: to_movable(row) for row in stored}
 
     def _moving(self) -> sa.Update:
@@ -307,69 +311,65 @@ class Messages:
                 sa.bindparam("until", type_=Instant()) >= database_now(),
             )
             .values(
-                move_token=messages.c.move_token + 1,
                 enqueued_at=sa.case((is_enqueued, database_now()), else_=messages.c.enqueued_at),
             )
         )
 
     def update(self, message_id: UUID, *, body: Body) -> Message:
-        return changed(self._database, message_id, self._new_body(message_id, body))
+        return changed(self._database, message_id, self._update(message_id, body, _new_token()))
 
     def move_if_unchanged(self, move: NewSlot, *, within: timedelta) -> Movable:
-        row = move.values(within)
-        return self._changed_once(
-            move.before, lambda connection: connection.execute(self._move, row).rowcount
-        )[1]
+        values = move.values(within)
+        return self._changed_once(move.before, values["move_token"], self._move, values)
 
     def update_if_unchanged(self, before: Movable, *, body: Body) -> Message:
+        token, message_id = _new_token(), before.message.id
         is_same = self._tables.messages.c.move_token == before.token
-        change = self._new_body(before.message.id, body).where(is_same)
-        is_done, now = self._changed_once(
-            before, lambda connection: connection.execute(change).rowcount
-        )
-        if is_done:
+        change = self._update(message_id, body, token).where(is_same)
+        now = self._changed_once(before, token, change)
+        if now.token == token:
             return now.message
         if now.message.status is Status.SCHEDULED:
-            raise MessageChanged(now.message.id)  # an attempt came between
-        raise TooLate(now.message.id, now.message.status)
+            raise MessageChanged(message_id)  # an attempt came between
+        raise TooLate(message_id, now.message.status)
 
     def _changed_once(
-        self, before: Movable, change: Callable[[sa.Connection], int]
-    ) -> tuple[bool, Movable]:
-        """Run a change that the token guards; return whether it was made, and the row.
+        self,
+        before: Movable,
+        token: int,
+        change: sa.Update,
+        values: Mapping[str, Any] | None = None,
+    ) -> Movable:
+        """Run a change that writes this token; return the row, which perhaps is as before."""
+        query = self._tables.movable.where(self._tables.messages.c.id == before.message.id)
+        runs = 0
 
-        Two callers that write the same leave the same row: only the count says who made it.
-        """
-        query = self._movable.where(self._tables.messages.c.id == before.message.id)
-        is_committed = False
+        def work(connection: sa.Connection) -> sa.Row[Any] | None:
+            nonlocal runs
+            runs += 1
+            connection.execute(change, values)
+            return connection.execute(query).one_or_none()
 
-        def work(connection: sa.Connection) -> tuple[bool, int, Sequence[sa.Row[Any]]]:
-            nonlocal is_committed
-            was_committed, count = is_committed, change(connection)
-            rows = connection.execute(query).all()
-            is_committed = True  # unless the connection breaks now, and this runs again
-            return was_committed, count, rows
-
-        is_second, count, rows = self._database.transact(work)
-        if not rows:
+        row = self._database.transact(work)
+        if row is None:
             raise MessageNotFound(before.message.id)
-        now = to_movable(rows[0])
-        if count or now.token == before.token:
-            return bool(count), now
-        if is_second:
+        now = to_movable(row)
+        if now.token in {token, before.token}:
+            return now
+        if runs > 1:
             raise StoreUnavailable(
-                "the connection broke, and whether the message was changed by this call or by "
-                "another one is not known",
+                "the connection broke, and whether the message was changed by this call, too, is "
+                "not known",
                 remedy="read it again",
             )
         raise MessageChanged(before.message.id)
 
-    def _new_body(self, message_id: UUID, body: Body) -> sa.Update:
+    def _update(self, message_id: UUID, body: Body, token: int) -> sa.Update:
         messages = self._tables.messages
         return (
             sa.update(messages)
             .where(messages.c.id == message_id, self._tables.is_scheduled)
-            .values(body=body, move_token=messages.c.move_token + 1)
+            .values(body=body, move_token=token)
         )
 
     def enqueue_again(self, message_ids: Sequence[UUID]) -> None:
@@ -592,14 +592,13 @@ def free_key_without_message(tables: Tables, connection: sa.Connection, key: str
 
 
 def changed(database: Database, message_id: UUID, change: sa.Update) -> Message:
-    this = database.tables.messages.c.id == message_id
-    query = database.tables.stored.where(this)
+    query = database.tables.stored.where(database.tables.messages.c.id == message_id)
 
-    def work(connection: sa.Connection) -> Sequence[sa.Row[Any]]:
+    def work(connection: sa.Connection) -> sa.Row[Any] | None:
         connection.execute(change)  # perhaps again: its row count means nothing
-        return connection.execute(query).all()
+        return connection.execute(query).one_or_none()
 
-    rows = database.run(work)
-    if not rows:
+    row = database.run(work)
+    if row is None:
         raise MessageNotFound(message_id)
-    return to_message(rows[0])
+    return to_message(row)

@@ -220,6 +220,9 @@ class Tables:
         """The condition of the index of the same name."""
         self.stored = sa.select(*self.message_columns).where(self.is_message)
         """The query of messages."""
+        guard = (messages.c.move_token, messages.c.tail, database_now().label("read_at"))
+        self.movable = self.stored.add_columns(*guard)
+        """The query of what ``to_movable`` makes messages of."""
         self.is_scheduled = self.has_status(Status.SCHEDULED)
         self.is_notification_due: sa.ColumnElement[bool] = sa.literal_column(NOTIFICATION_DUE)
         self.is_unreleased: sa.ColumnElement[bool] = sa.literal_column(UNRELEASED)
@@ -398,7 +401,7 @@ class Addition(NamedTuple):
 class Movable(NamedTuple):
     """A message as it was at ``read_at``, by the database's clock, and the guard of its move.
 
-    ``token`` rises whenever its time or its body changes, or its moves are barred.
+    ``token`` is another one whenever its time or its body changes, or its moves are barred.
     """
 
     message: Message

@@ -317,24 +317,25 @@ class Cancellation:
         for start in range(0, len(message_ids), _AT_ONCE):
             batch = message_ids[start : start + _AT_ONCE]
             answers: dict[UUID, ChangeResult] = {}
-            by_token: dict[int | None, list[UUID]] = {}
+            tokens: dict[UUID, int] | None = None
             if if_unchanged:
+                tokens = {}
                 for message_id, row in self.messages.movables(batch).items():
                     if is_unchanged(if_unchanged[message_id], row.message):
-                        by_token.setdefault(row.token, []).append(message_id)
+                        tokens[message_id] = row.token
                     else:
                         answers[message_id] = MessageChanged(message_id)
-            else:
-                by_token[None] = [*batch]
-            for token, ids in by_token.items():  # few: most messages never change
-                answers |= self._cancel(ids, token, because)
+            answers |= self._cancel(batch if tokens is None else [*tokens], tokens, because)
             results += [answers.get(id_) or MessageNotFound(id_) for id_ in batch]
         return results
 
     def _cancel(
-        self, message_ids: Sequence[UUID], token: int | None, because: str | None
+        self,
+        message_ids: Sequence[UUID],
+        tokens: Mapping[UUID, int] | None,
+        because: str | None,
     ) -> dict[UUID, ChangeResult]:
-        result = self.messages.cancel(message_ids, move_token=token, because=because)
+        result = self.messages.cancel(message_ids, tokens=tokens, because=because)
         answers: dict[UUID, ChangeResult] = {}
         requests = []
         for message_id, (message, _, tail, _) in result.rows.items():

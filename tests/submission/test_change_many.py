@@ -185,10 +185,11 @@ def test_a_cancel_stands_though_redis_is_away_and_reconcile_frees_the_places(bui
     assert house.all_members() == {}
 
 
-def test_messages_cancelled_before_the_store_failed_are_released(house: House) -> None:
-    """Messages of another move token are cancelled by a statement of their own."""
+def test_messages_cancelled_before_the_store_failed_are_released(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dispatcher.submission.changes._AT_ONCE", 1)
     one, other = house.submit("ada", send_at=LATER), house.submit("ben", send_at=LATER)
-    house.dispatcher.update(other.id, body={"text": "edited"})
     before = {each.id: house.again(each) for each in (one, other)}
     away = {"cancel": raising(StoreUnavailable("away"))}
     fail_from_now = partial(house.between, "cancellation", "messages", before=away)
