@@ -15,6 +15,7 @@ from dispatcher.limiters import (
     CounterPerKey,
     FixedWindow,
     Limits,
+    SlidingCounter,
     SlidingList,
     SlidingLog,
     State,
@@ -95,17 +96,30 @@ def test_a_counter_is_a_number_that_get_shows(redis_client: redis.Redis) -> None
     assert redis_client.get("{limits:ada}:counter_per_key-60000=hits") == b"3"
 
 
-@pytest.mark.parametrize("make", [FixedWindow, GCRA, SlidingList, SlidingLog])
+@pytest.mark.parametrize("make", [FixedWindow, GCRA, SlidingList, SlidingLog, SlidingCounter])
 def test_a_clock_that_is_set_back_makes_permits_count_for_longer_by_as_much(
     make: type[CountPerLength], moved: Clocked
 ) -> None:
     limiter = make(1, MINUTE).on(moved)
     limiter.acquire("ada")
+    wait = limiter.peek("ada").retry_after
     moved.set_us(moved.now_us - 30_000_000)
     refused = limiter.acquire("ada")
-    assert refused.retry_after == 90 * SECOND
+    assert refused.retry_after == wait + 30 * SECOND
     moved.advance(refused.retry_after)
     assert limiter.acquire("ada").allowed
+
+
+@pytest.mark.parametrize("make", [SlidingList, SlidingLog])
+def test_a_permit_that_is_over_is_not_given_back_while_others_count(
+    make: type[CountPerLength], moved: Clocked
+) -> None:
+    limiter = make(2, MINUTE).on(moved)
+    permits = []
+    for _ in range(2):
+        permits.append(limiter.acquire("ada").permit)
+        moved.advance(MINUTE / 2)
+    assert [limiter.give_back("ada", permit) for permit in permits] == [0, 1]
 
 
 def ms(instant: datetime) -> int:

@@ -117,6 +117,17 @@ def test_the_clock_of_the_client_decides_nothing(make: Make, redis_client: redis
     assert max(each.reset_at for each in answers) - min(each.reset_at for each in answers) < MINUTE
 
 
+@counted
+def test_a_permit_that_counts_no_more_is_not_given_back(make: MakeLength, moved: Clocked) -> None:
+    limiter = make(5, timedelta(seconds=1)).on(moved)
+    one, other = limiter.acquire("ada"), limiter.acquire("ada")
+    moved.advance(timedelta(seconds=2))
+    assert limiter.give_back("ada", one.permit) == 0
+    limiter.acquire("ada", 2)
+    assert limiter.give_back("ada", other.permit) == 0
+    assert limiter.peek("ada").remaining == 3
+
+
 def named(period: timedelta, count: int = 3) -> list[Algorithm]:
     """Return a limit of each algorithm and of each kind of window, all of one name."""
     plain = (FixedWindow, CounterPerKey, SlidingLog, SlidingList, SlidingCounter, GCRA)

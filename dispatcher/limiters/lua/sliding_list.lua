@@ -40,9 +40,7 @@ end
 function sliding_list.take(state, n)
   local key, taken = state.key, state.count - state.room
   if not state.newest then
-    if state.stale and taken == 0 then
-      redis.call('DEL', key)
-    elseif state.stale then
+    if state.stale and taken > 0 then
       redis.call('LTRIM', key, 0, taken - 1)
     end
     -- Times never fall, also where the clock was set back.
