@@ -52,6 +52,7 @@ def test_submit_as_json_has_every_field_and_for_people_says_id_status_and_time(
 ) -> None:
     data = submit(run)
     assert set(data) == MESSAGE_FIELDS
+    assert (list(data)[:2], data["scopes"]) == (["id", "status"], None)
     stored = house.dispatcher.get(data["id"])
     assert (stored.recipient, stored.body, stored.scope) == ("ada", {"text": "hello"}, "ada")
     assert data["send_at"] == as_text(stored.send_at)

@@ -152,6 +152,7 @@ UNREADABLE = "error: broker_url: cannot be read; accepted: redis://…"
             ("REDIS_URL", f"http://:{SECRET}@host", 2, "redis_url: "),
             ("HORIZON", "2 hours", 2, "horizon: "),
             ("QUOTAS", "1/fortnight", 2, "quotas"),
+            ("ZONE", "Mars", 2, "error: zone: "),  # not --zone
         )),
         *((command, "CHANNELS", f'{{"sms": {{"transport": "{transport}"}}}}', 2, CHANNEL + says)
           for command in ("worker", "up") for transport, says in (

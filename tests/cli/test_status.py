@@ -72,7 +72,10 @@ def test_status_shows_workers_beats_and_duties(house: House, run: Run) -> None:
     signs = house.parts.signs
     signs.note(Kind.WORKER, {"celery@one 7": 0 * SECOND, "celery@two 8": LOST_AFTER + MINUTE})
     signs.note(Kind.BEAT, {"beat@one 9": 0 * SECOND})
-    signs.note(Kind.DUTY, {"rescue": 0 * SECOND, "reconcile": 2 * HOUR})
+    signs.note(Kind.DUTY, {"rescue": 0 * SECOND, "reconcile": 2 * HOUR, "prune": 5 * MINUTE})
+    duties = house.dispatcher.status().duties or ()
+    alive = {sign.name: sign.is_alive for sign in duties}
+    assert alive == {"rescue": True, "reconcile": False, "prune": True}, "by their intervals"
     out = run("status").out
     for seen in ("worker celery@one 7 +", "worker celery@two 8 +", "beat +beat@one 9 +"):
         assert re.search(rf"^{seen}\d+ (s|ms|minutes?) ago", out, re.MULTILINE)
@@ -178,6 +181,8 @@ def test_top_by_fill_puts_the_fullest_first(house: House, run: Run) -> None:
     house.submit("ben", channel="file", send_in=18 * MINUTE)
     by_fill = run("top", "--by", "fill", "--json").data["tops"]
     assert [each["name"] for each in by_fill] == ["ben", "ada"]
+    [fullest] = run("top", "--by", "fill", "--limit", "1", "--json").data["tops"]
+    assert fullest["name"] == "ben", "though ada has as many messages"
 
 
 def test_the_load_to_come_by_channel(house: House, run: Run, some: list[Message]) -> None:

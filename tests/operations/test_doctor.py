@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import create_autospec
 from uuid import UUID
 
 import pytest
@@ -21,7 +22,7 @@ from dispatcher.celery.install import install
 from dispatcher.operations import checks
 from dispatcher.operations.checks import Level, measure
 from dispatcher.redis.keys import LooseKeys
-from dispatcher.reservation.contents import RedisNode
+from dispatcher.reservation.contents import RedisNode, RedisSurvey
 from dispatcher.store.database import Database
 from dispatcher.store.engines.mariadb import MariaDBEngine
 from dispatcher.store.engines.postgresql import PostgreSQLEngine
@@ -121,9 +122,14 @@ def test_parts_that_are_closed_stale_too_short_or_being_rebuilt(house: House) ->
     judged(house, "redis.complete", OK, "all 8 parts are complete")
 
 
-def test_a_redis_that_is_away_is_one_error_and_stops_no_worker(lone: House) -> None:
+def test_a_redis_that_is_away_is_asked_once_and_one_error_and_stops_no_worker(
+    lone: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lone.server.stop()
+    ask = create_autospec(RedisSurvey.servers, side_effect=RedisSurvey.servers)
+    monkeypatch.setattr(RedisSurvey, "servers", ask)
     found = examined(lone)
+    ask.assert_called_once()
     away = f"Redis at {lone.server.socket} cannot be reached"
     assert found["redis.answers"].found == away
     assert "`dispatcher up` runs one here" in (found["redis.answers"].remedy or "")
