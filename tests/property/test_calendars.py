@@ -1,8 +1,4 @@
-"""Calendar periods and hours of the week against models that step through instants.
-
-The models ask the zone what its clocks show at one instant after the other, and know nothing of
-offsets, changes or bounds.
-"""
+"""Calendar periods and hours of the week against models that step through instants."""
 
 from __future__ import annotations
 

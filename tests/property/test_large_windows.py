@@ -81,15 +81,13 @@ def test_a_large_window_answers_as_the_rule_says(redis_session: RedisServer, pla
 
 @pytest.mark.parametrize(
     ("verb", "room", "both"),
-    a_third_of(
-        [
-            pytest.param("slot", 0, False),
-            pytest.param("shift", 20_000, True),
-            pytest.param("shift", 0, False),
-            pytest.param("push", 0, True),
-            pytest.param("many", 20_000, False),
-        ]
-    ),
+    [
+        ("shift", 20_000, True),
+        ("shift", 0, False),
+        ("slot", 0, False),
+        ("push", 0, True),
+        ("many", 20_000, False),
+    ],
 )
 def test_a_booking_too_long_for_one_call_is_held_and_checked(
     redis_session: RedisServer, verb: str, room: int, both: bool
