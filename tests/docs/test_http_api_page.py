@@ -23,15 +23,13 @@ from dispatcher.web.access import Right, add_key
 from tests.docs.pages import blocks, page
 from tests.support.environment import child_environment
 from tests.support.house import House
-from tests.support.house_fixtures import Build
+from tests.support.house_fixtures import Build, on_postgresql, on_sqlite
 from tests.support.nodes import free_port
 from tests.support.processes import command_line, ran
 from tests.support.waiting import wait_until
 
 PAGE = page("docs/http-api.md")
 CURL = shutil.which("curl")
-NODE = shutil.which("node")
-GO = shutil.which("go")
 TYPESCRIPT = """\
 const api = process.env.API, key = process.env.KEY;
 %s
@@ -90,7 +88,7 @@ def shell(block: str, **variables: str) -> Any:
 
 
 @pytest.mark.skipif(CURL is None, reason="curl is not installed")
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@on_postgresql
 def test_the_calls_of_the_page_get_the_answers_it_names(served: dict[str, str]) -> None:
     calls = [block for block in blocks(PAGE, "sh") if "curl" in block]
     submit, refused, change, listen, batch = calls
@@ -126,29 +124,27 @@ def snippet(language: str) -> str:
     return textwrap.dedent(found)
 
 
-@pytest.mark.long
-@pytest.mark.skipif(NODE is None, reason="node is not installed")
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_the_snippet_in_typescript_submits(served: dict[str, str], tmp_path: Path) -> None:
-    program = tmp_path / "submit.mjs"
-    program.write_text(TYPESCRIPT % snippet("ts"))
-    submitted([NODE or "", str(program)], served)
+PROGRAMS = {
+    "ts": ("node", [], "submit.mjs", TYPESCRIPT),
+    "go": ("go", ["run"], "submit.go", GO_PROGRAM),
+}
+"""By language: what runs it, by which words, and the program around the snippet."""
 
 
 @pytest.mark.long
-@pytest.mark.skipif(GO is None, reason="go is not installed")
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_the_snippet_in_go_submits(served: dict[str, str], tmp_path: Path) -> None:
-    program = tmp_path / "submit.go"
-    program.write_text(GO_PROGRAM % snippet("go"))
+@on_sqlite
+@pytest.mark.parametrize("language", PROGRAMS)
+def test_a_snippet_submits_one_message_however_often(
+    served: dict[str, str], tmp_path: Path, language: str
+) -> None:
+    tool, words, name, program = PROGRAMS[language]
+    path = shutil.which(tool)
+    if path is None:
+        pytest.skip(f"{tool} is not installed")
+    (tmp_path / name).write_text(program % snippet(language))
     draft = {"channel": "sms", "recipient": "ada", "body": {"text": "hi"}, "send_in_seconds": 9}
     more = {"MESSAGE": json.dumps(draft), "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    submitted([GO or "", "run", str(program)], served | more)
-
-
-def submitted(command: list[str], variables: dict[str, str]) -> None:
-    """Run a program twice: it submits one message, and is answered the same."""
-    done = [ran(*command, env=variables, timeout=120) for _ in range(2)]
+    done = [ran(path, *words, tmp_path / name, env=served | more, timeout=120) for _ in range(2)]
     assert [each.returncode for each in done] == [0, 0], done[0].stderr
     [(status, message), again] = [json.loads(each.stdout.splitlines()[-1]) for each in done]
     assert (status, message["status"]) == (201, "scheduled")
