@@ -80,15 +80,12 @@ class Cluster:
                 is_alone = "cluster support disabled" in str(error)
                 failure = UnfitServer(_ALONE) if is_alone else error
                 continue
-            masters = [master for _, _, master, *_ in slots]
+            masters = {
+                ((name or b"").decode() or host, int(at)) for _, _, (name, at, *_), *_ in slots
+            }
             if masters:
-                return sorted(
-                    {((name or b"").decode() or host, int(at)) for name, at, *_ in masters}
-                )
+                return sorted(masters)
         raise failure or redis.exceptions.ClusterDownError("no hash slots are served")
-
-    def refresh(self) -> None:
-        self.connected().nodes_manager.initialize()
 
     def replies(
         self,
@@ -105,7 +102,7 @@ class Cluster:
         replies = self._answers(keys, range(len(keys)), ask)
         lost = [number for number, reply in replies.items() if isinstance(reply, _SILENT)]
         if lost:
-            self.refresh()
+            self.connected().nodes_manager.initialize()
             replies |= self._answers(keys, lost, ask)
         stuck: dict[int, Exception] = {}
         for number, key in enumerate(keys):
@@ -172,7 +169,7 @@ def by_server(client: redis.Redis, keys: Sequence[bytes | str]) -> dict[redis.Re
 def refresh(client: redis.Redis) -> None:
     """Ask a cluster again which server holds which keys; do nothing where there is none."""
     if isinstance(client, Cluster):
-        client.refresh()
+        client.connected().nodes_manager.initialize()
 
 
 def short_retry() -> Retry:

@@ -102,9 +102,8 @@ _CODES = {"OOM": "Redis is out of memory", "READONLY": REPLICA}
 def reason(error: redis.RedisError | redis.exceptions.RedisClusterException) -> str:
     if isinstance(error, UnfitServer) or str(error) in _BY_TEXT:
         return _BY_TEXT.get(str(error), str(error))
-    if isinstance(error, redis.exceptions.RedisClusterException) and isinstance(
-        error.__cause__, redis.RedisError
-    ):
+    is_of_cluster = isinstance(error, redis.exceptions.RedisClusterException)
+    if is_of_cluster and isinstance(error.__cause__, redis.RedisError):
         return reason(error.__cause__)
     if text := _meaning_and_remedy(error)[0]:
         address = _ADDRESS.match(str(error))

@@ -31,6 +31,10 @@ class _PartKeys:
     def tag(self) -> str:
         return f"{{{self.namespace}:{self._start}{self.shard}}}"
 
+    @property
+    def _prefix(self) -> str:
+        return self.tag
+
     @cached_property
     def epoch(self) -> str:
         """HASH that exists exactly while the part is complete."""
@@ -49,7 +53,7 @@ class _PartKeys:
     @cached_property
     def contents(self) -> str:
         """How the names of its windows or logs begin."""
-        return f"{self.tag}:{self._contents}"
+        return f"{self._prefix}:{self._contents}"
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class ShardKeys(_PartKeys):
 
         Member: that of its window, then the key of the window; score: when reserved, ms.
         """
-        return pending_of(self.tag)
+        return pending_of(self._prefix)
 
     def window(self, scope: str, kind: str = "") -> str:
         """ZSET of one scope's reservations; member: message id and tail, score: send_at, ms."""
@@ -72,7 +76,8 @@ class ShardKeys(_PartKeys):
 
     def duplicates(self, idempotency_key: str) -> str:
         """HASH of the submits under way with one idempotency key."""
-        return f"{self.tag}:duplicates:{digest_of(idempotency_key)}"
+        digest = hashlib.sha256(idempotency_key.encode()).hexdigest()[:32]
+        return f"{self._prefix}:duplicates:{digest}"
 
 
 @dataclass(frozen=True)
@@ -135,22 +140,14 @@ class PlanKeys(ShardKeys):
 
     plan: str
 
-    @cached_property
-    def pending(self) -> str:
-        """ZSET that scripts write and nothing reads."""
-        return f"{self.tag}:plan:{self.plan}:pending"
-
-    @cached_property
-    def contents(self) -> str:
-        return f"{self.tag}:plan:{self.plan}:window"
+    @property
+    def _prefix(self) -> str:
+        return f"{self.tag}:plan:{self.plan}"
 
     @cached_property
     def alive(self) -> str:
         """STRING that is there as long as the copies are."""
-        return f"{self.tag}:plan:{self.plan}:alive"
-
-    def duplicates(self, idempotency_key: str) -> str:
-        return f"{self.tag}:plan:{self.plan}:duplicates:{digest_of(idempotency_key)}"
+        return f"{self._prefix}:alive"
 
 
 @dataclass(frozen=True)
@@ -185,10 +182,6 @@ def shard_of(name: str, shards: int) -> int:
 def permit_parts(namespace: str, shards: int) -> tuple[PermitKeys, ...]:
     """Return the keys of the permit logs: scopes and channels lie in the shards of their names."""
     return tuple(PermitKeys(namespace, shard) for shard in range(shards))
-
-
-def digest_of(idempotency_key: str) -> str:
-    return hashlib.sha256(idempotency_key.encode()).hexdigest()[:32]
 
 
 def all_of(namespace: str) -> str:
@@ -232,5 +225,4 @@ def scope_of(window: bytes) -> tuple[str, str] | None:
 
 
 def scope_kind_of(window: bytes) -> str:
-    kind, _ = scope_of(window) or ("", "")
-    return kind
+    return (scope_of(window) or ("", ""))[0]
