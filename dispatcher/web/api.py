@@ -52,7 +52,7 @@ register_url_convertor("any_name", _AnyName())
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One endpoint of the API. Its id in the document is the name of its ``function``.
+    """One endpoint of the API. The name of its ``function`` is its id in ``docs/openapi.py``.
 
     ``path``: below ``/v1``. ``rights`` are checked before a body is read. ``most_bytes`` of a body:
     None for any number, 0 for those of one message. ``is_long``: a call that changes nothing and

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from contextvars import copy_context
 from functools import partial
 from math import inf
@@ -55,7 +55,8 @@ class Streams:
         self._under_way: dict[Kind, Counter[str]] = {kind: Counter() for kind in MOST}
         self._lock = RLock()  # the collector may free a place while one is taken
 
-    def take(self, kind: Kind, name: str) -> None:
+    def take(self, kind: Kind, name: str) -> Callable[[], None]:
+        """Take a place; return what frees it. Raises Refused."""
         taken, (of_one, in_all, seconds, words) = self._under_way[kind], MOST[kind]
         headers = {"Retry-After": f"{seconds}"}
         with self._lock:
@@ -66,8 +67,9 @@ class Streams:
                 detail = f"this server has {in_all} {words} open, which is the most"
                 raise Refused(503, f"too-many-{kind}", detail, headers=headers)
             taken[name] += 1
+        return partial(self._free, kind, name)
 
-    def free(self, kind: Kind, name: str) -> None:
+    def _free(self, kind: Kind, name: str) -> None:
         with self._lock:
             self._under_way[kind][name] -= 1
 
@@ -85,12 +87,9 @@ class Streams:
                 body = body[_PIECE_BYTES:]
             await send({**message, "body": body} if body else message)
 
-        self.take("calls", name)
-        try:
-            with move_on_after(_CALL_SECONDS) as bound:
-                await app(scope, receive, send_pieces)
-        finally:
-            self.free("calls", name)
+        with ExitStack() as held, move_on_after(_CALL_SECONDS) as bound:
+            held.callback(self.take("calls", name))
+            await app(scope, receive, send_pieces)
         if bound.cancelled_caught and not began:
             detail = f"the call was not answered within {_CALL_SECONDS:g} s"
             raise Refused(503, "too-slow", detail, headers={"Retry-After": "5"})
@@ -107,9 +106,7 @@ class StreamedResponse(StreamingResponse):
     def __init__(
         self, kind: Kind, content: AsyncIterator[str], streams: Streams, name: str
     ) -> None:
-        streams.take(kind, name)
-        self._kind = kind
-        self._free = finalize(self, streams.free, kind, name)
+        self._kind, self._free = kind, finalize(self, streams.take(kind, name))
         is_batch = kind == "batches"
         media_type = "application/x-ndjson" if is_batch else "text/event-stream"
         super().__init__(content, media_type=media_type)

@@ -7,7 +7,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property, partial
@@ -369,9 +369,9 @@ class Site:
         detail = f"a form has at most {page.most_bytes:,} bytes"
         receive = bounded(visit.request.receive, page.most_bytes, detail)
         request = Request(visit.request.scope, receive)
-        has_file = page.most_bytes > _MOST_FORM_BYTES
-        if has_file:
-            self.streams.take("files", visit.caller.name)
+        held = ExitStack()
+        if page.most_bytes > _MOST_FORM_BYTES:
+            held.callback(self.streams.take("files", visit.caller.name))
         try:
             async with request.form(max_files=1, max_fields=1_000) as form:
                 pairs = form.multi_items()
@@ -386,8 +386,7 @@ class Site:
         except ClientDisconnect:
             raise Refused(400, "unreadable", CUT_OFF) from None
         finally:
-            if has_file:
-                self.streams.free("files", visit.caller.name)
+            held.close()
 
     async def _not_served(self, request: Request, error: Any) -> Response:
         visit = Visit(site=self, request=request, caller=_NOBODY)
