@@ -214,7 +214,7 @@ def deliver(house: House, booked: Sequence[Message]) -> None:
 def permits(house: House, booked: Sequence[Message]) -> None:
     """Grant, refuse, close, give back and rebuild what lies in the shards of many scopes.
 
-    That each is right, ``tests/limiters/test_permit_shards.py`` says.
+    That each is right, ``tests/limiters/test_permits.py`` says.
     """
     people = [f"person {n}" for n in range(2 * LIMIT)]
     taken = [Permit(new_id(), 1, name, "memory") for name in people]
