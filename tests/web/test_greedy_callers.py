@@ -34,10 +34,13 @@ def taken_places(client: TestClient) -> Counter[str]:
     return places
 
 
-def test_a_plan_may_be_long(shop: TestClient) -> None:
-    some = [new(recipient=f"r{number}", body={"text": LONG}) for number in range(1_000)]
-    answer = shop.post("/v1/plans", json={"messages": some})
-    assert (answer.status_code, answer.json()["accepted"]) == (200, 1_000)
+def test_a_plan_may_be_long_and_books_nothing(house: House, shop: TestClient) -> None:
+    some = [new(recipient=f"r{number // 2}", body={"text": LONG}) for number in range(1_000)]
+    plan = shop.post("/v1/plans", json={"messages": some}).json()
+    assert (plan["accepted"], plan["by_reason"]) == (500, {"QuotaExceeded 1/minute": 500})
+    assert [each["number"] for each in plan["rejections"]] == [*range(1, 1_000, 2)]
+    assert (list(plan["asked"].values()), list(plan["promised"].values())) == ([1_000], [500])
+    assert house.members() == {}
     some[700] |= {"fold": 2, "n0": 0}
     named = told(shop.post("/v1/plans", json={"messages": some}))[:2]
     assert named == (422, "messages.700.n0")

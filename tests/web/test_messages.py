@@ -75,14 +75,6 @@ def test_a_batch_answers_each_line_in_order(house: House, shop: TestClient) -> N
     assert [(each["number"], each["status"]) for each in told] == [(0, 201), (1, 413)]
 
 
-def test_a_plan_books_nothing(house: House, shop: TestClient) -> None:
-    found = shop.post("/v1/plans", json={"messages": [new(), new(), new("eve")]}).json()
-    assert (found["accepted"], found["by_reason"]) == (2, {"QuotaExceeded 1/minute": 1})
-    assert found["rejections"][0]["number"] == 1
-    assert (list(found["asked"].values()), list(found["promised"].values())) == ([3], [2])
-    assert house.members() == {}
-
-
 def test_the_next_slot_of_a_recipient_says_whether_it_has_opted_out(build: Build) -> None:
     channels = {name: {"transport": "memory"} for name in ("memory", "sms")}
     house = build(channels=channels, scopes={"tenant": {"quotas": "9/hour"}})
