@@ -50,16 +50,6 @@ def killed(folder: Path, *begun: UUID) -> UUID:
     return mark
 
 
-@pytest.mark.parametrize("many", range(len(IDS) + 1))
-def test_of_a_process_that_was_killed_it_is_known_which_sends_had_not_begun(
-    tmp_path: Path, many: int
-) -> None:
-    mark = killed(tmp_path, *IDS[:many])
-    expected = [LeftLog(mark, IDS[many:])] if many < len(IDS) else []
-    assert left_in(tmp_path) == expected
-    assert list(tmp_path.iterdir()) == [], "it is read once"
-
-
 def test_a_claim_that_is_over_leaves_no_file(tmp_path: Path) -> None:
     logs = SendLogs(tmp_path)
     for _ in range(3):
@@ -116,26 +106,30 @@ def test_a_log_that_its_worker_leaves_is_read_although_a_child_process_has_it_op
 
 
 @pytest.mark.parametrize(
-    ("damage", "unbegun"),
+    ("begun", "damage", "unbegun"),
     [
-        (lambda text: text.splitlines()[0], ()),
-        (lambda _: "", ()),
-        (lambda text: text.split()[0] + " no ids\n", ()),
-        (lambda text: text + IDS[1].hex, IDS[1:]),
-        (lambda text: text + IDS[2].hex[:3] + IDS[1].hex + "\n", IDS[2:]),
-        (lambda text: "of another boot" + text, ()),
-        (lambda text: text.partition(" ")[2], ()),
+        *((IDS[:number], str, IDS[number:]) for number in range(len(IDS) + 1)),
+        (IDS[:1], lambda text: text.splitlines()[0], ()),
+        (IDS[:1], lambda _: "", ()),
+        (IDS[:1], lambda text: text.split()[0] + " no ids\n", ()),
+        (IDS[:1], lambda text: text + IDS[1].hex, IDS[1:]),
+        (IDS[:1], lambda text: text + IDS[2].hex[:3] + IDS[1].hex + "\n", IDS[2:]),
+        (IDS[:1], lambda text: "of another boot" + text, ()),
+        (IDS[:1], lambda text: text.partition(" ")[2], ()),
     ],
-    ids=["first line cut", "empty", "no ids", "note cut", "behind a cut one", "boot", "no seal"],
-)
-def test_a_file_proves_nothing_that_was_not_written_down_whole_and_in_this_boot(
-    tmp_path: Path, damage: Callable[[str], str], unbegun: tuple[UUID, ...]
+    ids=[
+        "none begun", "one", "two", "all", "first line cut", "empty", "no ids", "note cut",
+        "behind a cut one", "boot", "no seal",
+    ],
+)  # fmt: skip
+def test_the_file_of_a_killed_process_proves_what_was_written_down_whole_and_in_this_boot(
+    tmp_path: Path, begun: tuple[UUID, ...], damage: Callable[[str], str], unbegun: tuple[UUID, ...]
 ) -> None:
-    mark = killed(tmp_path, IDS[0])
+    mark = killed(tmp_path, *begun)
     path = tmp_path / mark.hex
     path.write_text(damage(path.read_text()))
-    assert [log.unbegun for log in left_in(tmp_path)] == ([unbegun] if unbegun else [])
-    assert list(tmp_path.iterdir()) == []
+    assert left_in(tmp_path) == ([LeftLog(mark, unbegun)] if unbegun else [])
+    assert list(tmp_path.iterdir()) == [], "it is read once"
 
 
 def test_without_a_folder_for_them_all_goes_on_with_one_warning_and_it_is_tried_again(
