@@ -179,23 +179,20 @@ def clock() -> MovableClock:
     return MovableClock()
 
 
-def test_a_pile_of_ticks_is_one(clock: MovableClock) -> None:
-    done: list[int] = []
-    pile = Ticks(clock)
-    for number in range(10):
-        is_done = pile.run("rescue", SECOND, lambda: done.append(number))  # noqa: B023 - called at once
-        assert is_done is (number == 0)
-        clock.advance(SECOND / 100)
-    assert done == [0]
-
-
-def test_each_tick_of_a_beat_is_run_though_they_are_not_quite_even(clock: MovableClock) -> None:
-    done: list[str] = []
-    steady = Ticks(clock)
-    for late in (0.0, 0.3, -0.2, 0.4, -0.1):
-        steady.run("rescue", SECOND, lambda: done.append("rescue"))
-        clock.advance(SECOND * (1 + late))
-    assert len(done) == 5
+@pytest.mark.parametrize(
+    ("pauses", "begun"),
+    [([0.01] * 10, 1), ([1.0, 1.3, 0.8, 1.4, 0.9], 5)],
+    ids=["a pile", "those of a beat, not quite even"],
+)
+def test_a_pile_of_ticks_is_one_and_each_of_a_beat_is_run(
+    clock: MovableClock, pauses: list[float], begun: int
+) -> None:
+    ticks, work, are_run = Ticks(clock), Mock(), list[bool]()
+    for pause in pauses:
+        are_run.append(ticks.run("rescue", SECOND, work))
+        clock.advance(SECOND * pause)
+    assert are_run == [True] * begun + [False] * (len(pauses) - begun)
+    assert work.call_count == begun
 
 
 def test_a_duty_that_hangs_is_begun_once_more_and_not_again(clock: MovableClock) -> None:
