@@ -154,10 +154,9 @@ class Delivery:
         name_of = getattr(transport, "destination", None)
         destinations = None
         if callable(name_of):
-            for_others = max(1, channel.senders // 4) if channel.senders > 1 else 0
             destinations = Destinations(
                 name_of,
-                share=channel.senders - for_others,
+                share=max(1, channel.senders - max(1, channel.senders // 4)),
                 timeout=self.settings.transport_timeout.total_seconds(),
                 longest=channel.backoff_longest,
                 clock=self.clock,
