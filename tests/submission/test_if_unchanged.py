@@ -15,6 +15,7 @@ from dispatcher import (
     MessageChanged,
     MessageNotFound,
     QuotaExceeded,
+    StoreUnavailable,
     TooLate,
 )
 from dispatcher.message import new_id
@@ -171,3 +172,21 @@ def test_a_lost_answer_is_not_taken_for_another_change(house: House, message: Me
     at = message.send_at + SECOND
     moved = house.dispatcher.reschedule(message.id, send_at=at, if_unchanged=edited)
     assert (moved.send_at, moved.body) == (at, {"text": "edited"})
+
+
+def test_whether_an_edit_was_made_is_not_known_where_another_one_followed(
+    house: House, message: Message
+) -> None:
+    """The connection broke after the COMMIT, and another editor came before the second try."""
+    database, [before] = house.parts.database, house.parts.messages.movables([message.id]).values()
+    transact = database.transact
+
+    def broken(work: Callable[[Any], Any]) -> Any:
+        transact(work)
+        house.dispatcher.update(message.id, body={"text": "theirs"})
+        return transact(work)
+
+    vars(database)["transact"] = broken
+    with pytest.raises(StoreUnavailable, match="not known"):
+        house.parts.messages.update_if_unchanged(before, body={"text": "ours"})
+    assert house.again(message).body == {"text": "theirs"}
