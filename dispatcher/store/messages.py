@@ -276,7 +276,7 @@ class Messages:
         locking = sa.select(*columns).where(these, tables.is_live).order_by(messages.c.id)
         end = {"status": Status.CANCELLED.value, "finished_at": database_now()}
         reason = {} if because is None else {"last_error": because}
-        change = sa.update(messages).where(tables.is_scheduled).values(**end, **reason)
+        change = sa.update(messages).where(tables.is_live).values(**end, **reason)
 
         def work(connection: sa.Connection) -> CancelResult:
             cancelled = {

@@ -142,7 +142,7 @@ def test_claims_and_the_sweep_look_at_live_messages_alone(database: Database) ->
     ] + [f"LOCK TABLE {table}_history_other IN ACCESS EXCLUSIVE MODE" for table in SPLIT]
     with in_use(database, *locks):
         assert len(rows.take_due(maintenance, limit=9, grace=rows.SOON)) == 4
-        sent, snoozed, *more = claims.claim([each.id for each in due])
+        sent, snoozed, retried, *more = claims.claim([each.id for each in due])
         assert claims.renew([sent]) == {sent.message.id}
         claims.put_back([(snoozed, rows.SOON)], enqueue_in=rows.SOON)
         claims.record([Success(sent, None)], [], enqueue_in=rows.SOON)
@@ -150,6 +150,9 @@ def test_claims_and_the_sweep_look_at_live_messages_alone(database: Database) ->
         store.enqueue_again([snoozed.message.id])
         assert not claims.unclaimed([each.message.id for each in more]).waits
         assert maintenance.rescue(limit=9) == []
+    with in_use(database, *(each for each in locks if SPLIT[0] in each)):
+        failure = Failure(retried, Outcome.TEMPORARY, "busy", rows.SOON)
+        claims.record([], [failure], enqueue_in=rows.SOON)
     assert store.get(sent.message.id).status is Status.SENT
 
 
