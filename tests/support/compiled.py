@@ -1,19 +1,21 @@
 """What a program does once, done once for all tests of a run and not in each.
 
-SQLAlchemy compiles a statement once for each engine, and redis-py reads the file of its own version
-for each connection. A program has few of them; here each test has its own, and half of what a test
-of the house costs went into this.
+SQLAlchemy compiles a statement once for each engine, redis-py reads the file of its own version for
+each connection, and each app reads which parts its parts need. A program has few of them; here each
+test has its own, and half of what a test of the house costs went into this.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, partial
+from inspect import signature
 from typing import Any
 
 from redis import utils as redis_utils
 from sqlalchemy import Engine, create_engine
 
+from dispatcher import app
 from dispatcher.store import database
 from dispatcher.store.engines.base import Prepared
 
@@ -55,3 +57,4 @@ def compile_once() -> None:
 
     setattr(Prepared, "__init__", prepare_once)  # noqa: B010 - mypy lets nobody assign it
     vars(redis_utils)["get_lib_version"] = cache(redis_utils.get_lib_version)
+    vars(app)["signature"] = cache(signature)
