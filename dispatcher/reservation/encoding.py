@@ -152,7 +152,7 @@ class Rules:
         keys = requests[0][0].keys
         names: list[str] = [keys.pending, keys.epoch]
         messages: list[bytes | str] = []
-        numbers: dict[_ScriptTerms, int] = {}
+        numbers: dict[tuple[bool, Judged], int] = {}
         encode: Callable[[tuple[_ScriptTerms, ...]], bytes] = _encoded_once
         for leg, booking in requests:
             message_id, of, asked_ms, latest_ms, submit, tail, left_tail = booking
@@ -162,8 +162,7 @@ class Rules:
             has_extra = submit is not None or judged != b"" or left_tail is not None
             if table is None:
                 table, encode = self.table(leg, asked_ms, step=step), packed
-            terms = _ScriptTerms(has_extra, *table)
-            number = numbers.setdefault(terms, len(numbers) + 1)
+            number = numbers.setdefault((has_extra, table), len(numbers) + 1)
             at = b"%d" % asked_ms
             latest = at if latest_ms == asked_ms else b"%d" % latest_ms
             messages += (message_id.bytes + tail.encode(), at, latest, b"%d" % number)
@@ -174,7 +173,8 @@ class Rules:
                 messages += (judged, booking.left, b"", b"")
             names += [keys.window(scope.name, scope.kind) for scope in leg.scopes]
         words = [b"%d" % pending_grace_ms, b"%d" % (under_way_ms + pending_grace_ms)]
-        return names, [*words, encode(tuple(numbers)), *messages]
+        terms = tuple(_ScriptTerms(has_extra, *table) for has_extra, table in numbers)
+        return names, [*words, encode(terms), *messages]
 
     def _rule_set(self, kind: str, bounds: Sequence[tuple[int, ...]]) -> RuleSet:
         quotas, calendars = self._quotas[kind], self._calendars[kind]
