@@ -133,28 +133,21 @@ class PersonalData:
         row = messages.c
         ended = (row.recipient == recipient, tables.has_status(*_FINAL))
         query = select(row.id, row.idempotency_key, row.scopes).where(*ended)
-        rows = self._database.read(query.order_by(row.id).limit(limit))
-        ids = [each.id for each in rows]
-        keys = [each.idempotency_key for each in rows if each.idempotency_key is not None]
-        these = one_of(row.id, ids)
+        query = query.order_by(row.id).limit(limit).with_for_update()
         blanks = update(messages).values(
             scope=case((row.scope == scope_name(recipient), NO_SCOPE), else_=row.scope),
             last_error=case((row.last_error.is_not(None), ERASED)),
             recipient="", body={}, idempotency_key=None, trace=None, status_url=None,
             notified_status=None, claim_token=row.claim_token + 1,
         )  # fmt: skip
-        renamed = {
-            each.id: {kind: name for kind, name in each.scopes.items() if name != recipient}
-            for each in rows
-            if recipient in (each.scopes or {}).values()
-        }
 
-        def work(connection: Connection) -> None:
-            connection.execute(blanks.where(these, *ended))
-            # A retry may have come between: such a message is found again once it has ended.
-            is_blank = select(row.id).where(these, row.recipient == "")
-            done = list(connection.scalars(is_blank))
-            of_message = one_of(attempts.c.message_id, done)
+        def work(connection: Connection) -> int:
+            rows = connection.execute(query).all()
+            if not rows:
+                return 0
+            ids = [each.id for each in rows]
+            connection.execute(blanks.where(one_of(row.id, ids)))
+            of_message = one_of(attempts.c.message_id, ids)
             error = case((attempts.c.error.is_not(None), ERASED))
             blank = {"error": error, "receipt": None}
             connection.execute(update(attempts).where(of_message).values(blank))
@@ -162,20 +155,18 @@ class PersonalData:
             is_open = (attempts.c.outcome == Outcome.UNKNOWN.value, attempts.c.token > 0)
             forgotten = update(attempts).where(of_message, *is_open)
             connection.execute(forgotten.values(token=-attempts.c.token))
-            connection.execute(
-                delete(tables.keys).where(
-                    tables.keys.c.idempotency_key.in_(keys), one_of(tables.keys.c.message_id, done)
-                )
-            )
-            for message_id in renamed.keys() & set(done):
-                scopes = renamed[message_id] or None
-                connection.execute(
-                    update(messages).where(row.id == message_id).values(scopes=scopes)
-                )
+            keys = [each.idempotency_key for each in rows if each.idempotency_key is not None]
+            is_theirs = one_of(tables.keys.c.message_id, ids)
+            of_key = tables.keys.c.idempotency_key.in_(keys)
+            connection.execute(delete(tables.keys).where(of_key, is_theirs))
+            for each in rows:
+                if recipient in (each.scopes or {}).values():
+                    left = {kind: name for kind, name in each.scopes.items() if name != recipient}
+                    renamed = update(messages).where(row.id == each.id)
+                    connection.execute(renamed.values(scopes=left or None))
+            return len(rows)
 
-        if ids:
-            self._database.transact(work)
-        return len(ids)
+        return self._database.transact(work)
 
     def forget(self, recipient: str, *, keep_opt_out: bool) -> None:
         tables = self._tables
