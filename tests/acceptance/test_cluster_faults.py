@@ -99,9 +99,7 @@ def run(
             )
             stack.enter_context(house)
             loads = [
-                stack.enter_context(
-                    Load(running.settings, recipients=40, tenants=TENANTS, seed=seed)
-                )
+                stack.enter_context(Load(running.settings, tenants=TENANTS, seed=seed))
                 for seed in range(LOADS)
             ]
             made = Run(running, loads, house)

@@ -128,7 +128,7 @@ def hosts(request: pytest.FixtureRequest, folder: Path) -> Iterator[Hosts]:
         )
         stack.callback(show_logs_of_failure, request.node, running)
         stack.enter_context(running)
-        load = stack.enter_context(Load(settings, recipients=40, tenants=TENANTS))
+        load = stack.enter_context(Load(settings, tenants=TENANTS))
         made = Hosts(running, load, workers, beat, postgres.host, redis, rabbitmq)
         made.flow()
         yield made

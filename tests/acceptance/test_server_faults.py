@@ -120,7 +120,7 @@ def test_after_flushall_submits_are_refused_until_the_windows_are_rebuilt(
     environment: Maker, own_redis: RedisServer
 ) -> None:
     running = environment()
-    with Load(running.settings, recipients=40) as load, own_redis.client() as client:
+    with Load(running.settings) as load, own_redis.client() as client:
         ours: list[Message] = []
         flow(running, load)
         for _ in range(3):

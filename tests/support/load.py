@@ -20,33 +20,23 @@ from tests.support.environment import CHANNEL, Environment
 from tests.support.waiting import wait_until
 
 _PACE_SECONDS = 0.005
+_AHEAD_SECONDS = 4.0
+_RECIPIENTS = 40
 
 
 class Load:
-    """Submits from one thread for times up to ``ahead`` seconds away, until the exit.
+    """Submits from one thread for times up to some seconds away, until the exit.
 
     Every fourth submit asks to be shifted to the next slot. Where there are ``tenants``, each
     submit names one as a scope.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        recipients: int,
-        tenants: int = 0,
-        ahead: float = 4.0,
-        seconds: float = 0.0,
-        seed: int = 1,
-    ) -> None:
+    def __init__(self, settings: Settings, *, tenants: int = 0, seed: int = 1) -> None:
         self.accepted: list[Message] = []
         self.refused: Counter[str] = Counter()
         self.failures: list[BaseException] = []
         self._settings = settings
-        self._recipients = recipients
         self._tenants = tenants
-        self._ahead = ahead
-        self._body = {"seconds": seconds} if seconds else {}
         self._random = random.Random(seed)  # noqa: S311 - a repeatable choice, no secret
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._run, name="load", daemon=True)
@@ -84,12 +74,12 @@ class Load:
         scopes = {"tenant": f"tenant-{self._random.randrange(tenants)}"} if tenants else None
         message = dispatcher.submit(
             channel=CHANNEL,
-            recipient=f"load-{self._random.randrange(self._recipients)}",
-            body=self._body,
-            send_at=now + timedelta(seconds=self._random.uniform(0.1, self._ahead)),
+            recipient=f"load-{self._random.randrange(_RECIPIENTS)}",
+            body={},
+            send_at=now + timedelta(seconds=self._random.uniform(0.1, _AHEAD_SECONDS)),
             on_conflict="shift" if shift else "reject",
             scopes=scopes,
-            latest=now + timedelta(seconds=self._ahead) if shift else None,
+            latest=now + timedelta(seconds=_AHEAD_SECONDS) if shift else None,
         )
         self.accepted.append(message)
 

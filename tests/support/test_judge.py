@@ -70,9 +70,8 @@ def row(id_: str = ANN, status: str = "sent", **fields: Any) -> Lines:
     return [usual | fields]
 
 
-def place(id_: str = ANN, at_ms: int = DUE_MS, of: str = "", scope: str | None = None) -> Lines:
-    name = scope or id_
-    line = {"kind": "place", "at": 99 * SECOND, "of": of, "scope": name, "id": id_}
+def place(id_: str = ANN, at_ms: int = DUE_MS, scope: str | None = None) -> Lines:
+    line = {"kind": "place", "at": 99 * SECOND, "of": "", "scope": scope or id_, "id": id_}
     return [line | {"at_ms": at_ms}]
 
 
@@ -96,11 +95,9 @@ def send(
     return lines
 
 
-def received(
-    called: str, *, kept: bool = True, answered: bool = True, id_: str = ANN, **fields: Any
-) -> Lines:
+def received(called: str, *, answered: bool = True, id_: str = ANN, **fields: Any) -> Lines:
     end = {"tag": f"tag {ANN}", "answered": answered, "digest": f"digest {ANN}"}
-    begin, known = send(end="accept" if kept else "decline")
+    begin, known = send()
     word = {"kind": "called", "id": ANN, "attempt": 1, "pid": 1, "at": DUE + 6_000}
     return [begin, known | end | {"id": id_} | fields, word | {"how": called}]
 
