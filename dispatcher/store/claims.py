@@ -20,7 +20,6 @@ from dispatcher.store.schema import MOST_ATTEMPTS, Tables, to_message
 _NO_WAIT = timedelta(0)
 _NOW = database_now()
 _MARK = sa.bindparam("mark", type_=id_type())
-ATTEMPT_COLUMNS = ["message_id", "token", "started_at"]
 _OPEN = frozenset({Status.SENDING, Status.HELD})
 """The outcome of the last attempt is not known yet."""
 _MAY_BE_SENT = _OPEN | {Status.SCHEDULED, Status.FAILED}
@@ -122,7 +121,8 @@ class Claims:
         )
         columns = (messages.c.id, messages.c.claim_token, _starts_at(messages.c.next_attempt_at))
         missing = sa.select(*columns).where(mine, ~has_attempt.exists())
-        self._insert_attempts = sa.insert(attempts).from_select(ATTEMPT_COLUMNS, missing)
+        begun = ["message_id", "token", "started_at"]
+        self._insert_attempts = sa.insert(attempts).from_select(begun, missing)
         self._mine = (
             sa.select(*tables.message_columns, messages.c.claim_token, _NOW.label("now"))
             .where(mine)
@@ -355,10 +355,10 @@ def _starts_at(due_at: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
 
 @dataclass(slots=True)
 class LockedMessage:
-    """A message that nobody else changes before the transaction ends; ``now`` is when it began.
+    """A message that nobody else changes before the transaction ends, locked at ``now``.
 
-    What becomes of it is decided here, and written by :meth:`LockedMessages.write`. Each decision
-    ends its claim.
+    What becomes of it is decided here, and written by :meth:`LockedMessages.write`, which ends its
+    claim.
     """
 
     id: UUID

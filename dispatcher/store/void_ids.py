@@ -55,7 +55,7 @@ class VoidIds:
         self._tables = database.tables
 
     def give_up(self, message_ids: Sequence[UUID]) -> Settled:
-        """Prevent these from being stored; return their state. Raises StoreUnavailable."""
+        """Prevent these from being stored; return their state."""
         ordered = sorted(message_ids)  # in the same order everywhere, so that no two deadlock
         try:
             self._take(ordered)
