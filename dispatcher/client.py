@@ -693,7 +693,7 @@ class Dispatcher:
         nothing. Raises InvalidValue, UnknownChannel and StoreUnavailable.
         """
         self._app.pause_list.pause(kind, name)
-        return tuple(self._app.pause_list.in_force())
+        return tuple(self._app.pauses.in_force())
 
     def resume(self, kind: str, name: str) -> tuple[Pause, ...]:
         """End a :meth:`pause`: of a recipient in any spelling. Return the pauses that remain.
@@ -702,7 +702,7 @@ class Dispatcher:
         treated as ``catch_up`` of their channel says. Raises as :meth:`pause` does.
         """
         self._app.pause_list.resume(kind, name)
-        return tuple(self._app.pause_list.in_force())
+        return tuple(self._app.pauses.in_force())
 
     def verify_windows(self) -> Verified:
         """Compare the windows in Redis with the store; return every difference.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -67,15 +67,12 @@ class PauseList:
         """End a pause, if there is one, in every spelling."""
         kind, name = self._checked(kind, name)
         names = self._names(kind, name)
-        paused = {pause.name for pause in self.in_force() if pause.kind == kind}
+        paused = {pause.name for pause in self.pauses.in_force() if pause.kind == kind}
         like = {
             spelling for spelling in paused if not names.isdisjoint(self._names(kind, spelling))
         }
         for spelling in sorted(names | like):
             self.pauses.end(kind, spelling)
-
-    def in_force(self) -> Sequence[Pause]:
-        return self.pauses.in_force()
 
     def of(self, message: Message) -> tuple[Pause, ...]:
         names = {
@@ -84,7 +81,8 @@ class PauseList:
             PAUSED_RECIPIENT: message.scope,
             PAUSED_CAMPAIGN: message.campaign,
         }
-        return tuple(pause for pause in self.in_force() if names.get(pause.kind) == pause.name)
+        in_force = self.pauses.in_force()
+        return tuple(pause for pause in in_force if names.get(pause.kind) == pause.name)
 
     def _checked(self, kind: str, name: str) -> tuple[str, str]:
         kinds = (PAUSED_CHANNEL, PAUSED_RECIPIENT, PAUSED_CAMPAIGN, *self.settings.scopes)

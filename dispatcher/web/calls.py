@@ -330,7 +330,7 @@ def erase(context: CallContext) -> Response:
 
 def pauses(context: CallContext) -> Response:
     """Return the pauses: what is not sent until it is resumed."""
-    return _paused(context, context.service.parts.pause_list.in_force())
+    return _paused(context, context.service.parts.pauses.in_force())
 
 
 def pause(context: CallContext, kind: str, name: str) -> Response:

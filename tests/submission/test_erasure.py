@@ -168,7 +168,7 @@ def test_what_is_called_like_the_recipient_stays(build: Build) -> None:
     house.dispatcher.pause("recipient", "ops")
     house.dispatcher.pause("tenant", "ops")
     house.dispatcher.erase("ops")
-    [pause] = house.parts.pause_list.in_force()
+    [pause] = house.parts.pauses.in_force()
     assert (pause.kind, pause.name) == ("tenant", "ops")
 
 

@@ -74,7 +74,7 @@ def test_no_call_ignores_a_part_that_it_does_not_have(house: House, shop: TestCl
                 assert told(answer) == (422, "the call", problem, accepted), name
     assert house.rows() == before
     assert [each.recipient for each in house.dispatcher.suppressed()] == ["zoe"]
-    assert not house.parts.pause_list.in_force()
+    assert not house.parts.pauses.in_force()
     none = shop.delete("/v1/suppressions/zoe", headers={"Content-Length": "0", **JSON})
     assert none.json() == {"suppressions": []}, "a call may say that it has no body"
 

@@ -186,7 +186,7 @@ def calendar(visit: Visit) -> Response:
         "refused": refused[:_MOST_REFUSALS], "closed": closed,
         "noted": () if at is None else _noted(refused, at),
         "opt_outs": [each for each in opt_outs if each != wanted.channel] if not closed else (),
-        "pauses": [each for each in visit.parts.pause_list.in_force() if wanted.has(each)],
+        "pauses": [each for each in visit.parts.pauses.in_force() if wanted.has(each)],
         "entries": entries, "left_out": left_out, "before": before, "after": after,
         "sizes": _SIZES,
     }  # fmt: skip

@@ -149,7 +149,7 @@ def _note_recipient(visit: Visit, verb: str, recipient: str, channel: str | None
 
 
 def pauses(visit: Visit) -> Response:
-    found = visit.parts.pause_list.in_force()
+    found = visit.parts.pauses.in_force()
     kinds = (PAUSED_CHANNEL, PAUSED_RECIPIENT, PAUSED_CAMPAIGN, *visit.site.settings.scopes)
     return visit.show("pauses.html", found=found[:_MOST_ROWS], many=len(found), kinds=kinds,
                       longest=_LONGEST_REASON)  # fmt: skip
