@@ -52,7 +52,7 @@ def house_with(**settings: Any) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("settings", [settings], ids=[""])
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def commands_are_built_once() -> Iterator[None]:
     """Let all commands that tests run be of one group, as those of a program are."""
     cli.every_command()  # imports their modules
