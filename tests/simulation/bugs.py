@@ -28,7 +28,11 @@ def hunt(name: str) -> Found:
 
 
 def _last_claim_only(real: Any) -> Any:
-    return lambda self, token: real(self, token) and self.claim_token == token
+    def may_be_sent(self: Any, token: int) -> bool:
+        is_open = self.claim_token == token and self.status is not Status.FAILED
+        return is_open and real(self, token)
+
+    return may_be_sent
 
 
 def _attempt_kept(real: Any) -> Any:
