@@ -281,8 +281,7 @@ class Submitter:
             if batch.refused:  # at the end, so that a slow Redis delays no message
                 sink.reservations.note(batch.refused)
             entries = [entry for entry in entries if entry.result is None]
-            if entries:
-                entries = batch.answer_repeats(entries)
+            entries = batch.answer_repeats(entries) if entries else []
 
     def _validate(self, entries: Iterable[Entry], now: datetime) -> None:
         for entry in entries:
