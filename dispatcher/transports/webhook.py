@@ -78,6 +78,8 @@ _ACCEPTED = (
 )
 _LOWEST_FINAL = 200
 """An answer with a lower status only informs, and another one follows."""
+_VERSIONS = (10, 11)
+"""Those of HTTP that an answer may have, as ``http.client`` names them."""
 _MOST_BYTES = 64 * 1024
 """How much of an answer is read."""
 _REST_BYTES, _REST_SECONDS = 16 * 1024, 0.5
@@ -139,11 +141,9 @@ class WebhookTransport:
         try:
             addresses = Addresses(options.get("allow", ()))
             http, ports = options.get("http", False), options.get("ports", ())
-            reader = Reader(addresses, http=http, ports=ports)
+            Reader(addresses, http=http, ports=ports).read(recipient)
         except (InvalidSettings, TypeError, AttributeError):
             return  # the worker says so when it starts
-        try:
-            reader.read(recipient)
         except InvalidValue as refused:
             raise InvalidDraft("recipient", refused.problem, refused.accepted) from None
 
@@ -369,7 +369,7 @@ class _Connection(io.RawIOBase):
         the rest. Raises TemporaryFailure where nothing was written, else PerhapsSent.
         """
         self._deadline, self._most, self.is_reusable = deadline, _MOST_BYTES, False
-        self._reader = _Reader(self)  # what an earlier answer had too much is not this one's
+        self._reader = _Reader(self)
         self._send(request)
         try:
             while True:
@@ -379,7 +379,8 @@ class _Connection(io.RawIOBase):
                     break
         except Exception as error:  # noqa: BLE001 - a server may answer anything
             status: object = response.status
-            if isinstance(status, int) and status >= _LOWEST_FINAL:
+            is_http = response.version in _VERSIONS
+            if is_http and isinstance(status, int) and status >= _LOWEST_FINAL:
                 return status, {}
             if isinstance(error, TimeoutError):
                 raise PerhapsSent("no answer came in time") from None
@@ -406,7 +407,15 @@ class _Connection(io.RawIOBase):
         self._deadline.shorten(_REST_SECONDS)
         with suppress(Exception):
             response.read(_REST_BYTES)
-            self.is_reusable = response.isclosed() and not response.will_close
+            is_read = response.isclosed() and not response.will_close
+            self.is_reusable = is_read and not self._has_more()
+
+    def _has_more(self) -> bool:
+        """Whether more than the answer has come: the next message would take it for its own."""
+        self._most = 0
+        with suppress(OSError):  # nothing is left, and no more may be read
+            return bool(self._reader.peek(1))
+        return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
 
     def makefile(self, _: str) -> _Reader:
         return self._reader

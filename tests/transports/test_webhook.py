@@ -303,7 +303,8 @@ def test_once_a_status_has_come_it_decides(receiver: Receiver, before: bytes, re
 
 
 @pytest.mark.parametrize(
-    "junk", [b"", b"SSH-2.0-OpenSSH_9.6\r\n", b"\x00" * 64, b"HTTP/1.1 abc\r\n\r\n"]
+    "junk",
+    [b"", b"SSH-2.0-OpenSSH_9.6\r\n", b"\x00" * 64, b"HTTP/1.1 abc\r\n\r\n", b"HTTP/2 200\r\n\r\n"],
 )
 def test_a_line_that_ends_without_an_answer_leaves_the_outcome_unknown(
     receiver: Receiver, junk: bytes
@@ -357,6 +358,7 @@ def test_what_a_server_sends_unasked_is_the_answer_of_no_other_message(
     receiver.answer = answer
     transport = to(receiver)
     assert {transport.send(a_message()) for _ in range(5)} == {"200"}
+    assert len({each.connection for each in receiver.received}) == 5
 
 
 def test_a_server_that_reads_slowly_is_cut_at_the_deadline() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 import socket
 import ssl
@@ -25,7 +26,7 @@ from dispatcher.transports import Checks
 from dispatcher.transports.connections import resolve
 from dispatcher.transports.webhook import WebhookTransport
 from dispatcher.transports.webhook_urls import Addresses, Reader
-from tests.support.http_receiver import Receiver, receiving
+from tests.support.http_receiver import Handler, Receiver, receiving
 from tests.transports.conftest import Authority, in_time, open_to
 
 
@@ -150,6 +151,24 @@ def test_two_names_at_one_address_share_no_connection(authority: Authority) -> N
             transport.send(a_message(recipient=url_of(one, host)))
         first, second, third = (each.connection for each in one.received)
         assert first == third != second
+
+
+def test_what_tls_has_decrypted_beyond_an_answer_is_that_of_no_other_message(
+    secure: Receiver,
+) -> None:
+    """It lies in no buffer of the socket: the first answer fills that of its reader exactly."""
+
+    def answer(handler: Handler) -> None:
+        head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
+        filler = io.DEFAULT_BUFFER_SIZE - len(head % 8_000)
+        more = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+        handler.wfile.write(head % filler + b"x" * filler + more)
+
+    secure.answer = answer
+    transport = open_to(secure.port, resolver=Mock(return_value=["127.0.0.1"]))
+    for _ in range(3):
+        transport.send(a_message(recipient=url_of(secure)))
+    assert len({each.connection for each in secure.received}) == 3
 
 
 def test_an_unknown_authority_is_not_trusted() -> None:
