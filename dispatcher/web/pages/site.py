@@ -97,7 +97,9 @@ _FORM = "%a %d %b %Y %H:%M:%S"
 _CLOCKS = [
     clock + offset for clock in ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f") for offset in ("", "%z", " %z")
 ]
-_WEEKDAY = re.compile(r"^[a-z]+ (?=\d)", re.IGNORECASE)
+_WEEKDAY = re.compile(
+    r"^(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)? ", re.IGNORECASE
+)
 _UTC = re.compile(r"(?<![\w'\"])\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\+00:00(?![\w'\"])")
 _CAPITAL = re.compile(r"(?<=[a-z])([A-Z])")
 
@@ -494,10 +496,11 @@ def read_time(
 
 
 def _read(text: str, near: datetime) -> datetime | None:
-    text = _WEEKDAY.sub("", text.replace(",", ""))
+    text = text.replace(",", "")
+    date = _WEEKDAY.sub("", text)
     days = [f"{near + timedelta(days=number):%Y-%m-%d} {text}" for number in (0, 1)]
-    years = [f"{near.year + number} {text}" for number in (-1, 0, 1)]
-    dated = (("%Y-%m-%d", [text.replace("T", " ")]), ("%d %b %Y", [text]), ("%Y %d %b", years))
+    years = [f"{near.year + number} {date}" for number in (-1, 0, 1)]
+    dated = (("%Y-%m-%d", [date.replace("T", " ")]), ("%d %b %Y", [date]), ("%Y %d %b", years))
     times = [time for form, texts in dated for time in _parsed(texts, form)]
     # The minute that is under way counts: people type no seconds.
     minute = near.replace(second=0, microsecond=0)

@@ -275,7 +275,18 @@ def test_a_time_is_read(text: str, day: int, hour: int, minute: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["25:99", "Fri 41 Dec 2026 08:30", "24 Yes 2026 08:30", "soon", "at 9", "2026-02-30 9:30"],
+    [
+        "25:99",
+        "Fri 41 Dec 2026 08:30",
+        "24 Yes 2026 08:30",
+        "soon",
+        "at 9",
+        "2026-02-30 9:30",
+        "Thu 08:30",
+        "tomorrow 23:00",
+        "Dec 10:00",
+        "PM 8:30",
+    ],
 )
 def test_an_error_quotes_what_was_typed(text: str) -> None:
     with pytest.raises(InvalidSendTime) as refused:
