@@ -1,6 +1,7 @@
 -- Spacing with a burst: a level that leaks, and that each permit raises.
 --
--- Included. State STRING of two doubles: the level, and the time at which it was so, µs
+-- Included. State STRING of three doubles: the level, the time at which it was so, µs, and when the
+--       key expires, ms, which the version before reads
 -- Words 1 most that is given at once   2 by how much a permit raises the level
 --       3 by how much the level falls each µs
 --
@@ -26,8 +27,9 @@ local function ms_to_fall(state, by)
 end
 
 local function store(state)
-  local value = struct.pack('<dd', state.level, now_us)
-  redis.call('SET', state.key, value, 'PX', ms_to_fall(state, state.level) + 1)
+  local life = ms_to_fall(state, state.level) + 1
+  local value = struct.pack('<ddd', state.level, now_us, now + life)
+  redis.call('SET', state.key, value, 'PX', life)
 end
 
 function gcra.wait(state, n, ahead)

@@ -52,7 +52,8 @@ function sliding_list.take(state, n)
     times[number] = state.newest
   end
   redis.call('LPUSH', key, unpack(times))
-  redis.call('PEXPIREAT', key, state.newest + state.length)
+  -- A length would do, but the version before trusts that a key lives for two.
+  redis.call('PEXPIREAT', key, state.newest + 2 * state.length)
   state.room = state.room - n
 end
 
