@@ -260,7 +260,12 @@ class Windows:
         message_id, at_ms, _ = slot
         for leg in legs:
             fault("reserve.between_shards")
-            answer = self._in_leg(booking, leg, message_id, at_ms, at_ms)
+            try:
+                answer = self._in_leg(booking, leg, message_id, at_ms, at_ms)
+            except ReservationsUnavailable:
+                with _rest_left_to_reconcile():
+                    self._undo(booking, slot)
+                raise
             if isinstance(answer, Blocked):
                 return answer
             if answer.at_ms != at_ms:
