@@ -43,7 +43,7 @@ KEEP_MS = 86_400_000
 _MOST_RESTORED = 250
 """Most reservations that one script restores; it then runs for a few milliseconds at most."""
 _MOST_DELETED = 1_000
-"""Most keys, or members of a window, that one script deletes."""
+"""Most keys of one page of a wipe, or members of a window, that are deleted together."""
 _MOST_SCANNED = 5_000
 """How many keys are looked at in one step, which takes Redis a few milliseconds at most."""
 _FOR_EVER = -1
