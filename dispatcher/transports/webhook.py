@@ -351,7 +351,7 @@ class _Connection(io.RawIOBase):
         self.is_reusable = False
         self._socket = sock
         self._deadline: Deadline
-        self._reader: _Reader
+        self._answers: _Answers
         self._most = 0
         """How many bytes of the answer may still be read."""
 
@@ -369,7 +369,7 @@ class _Connection(io.RawIOBase):
         the rest. Raises TemporaryFailure where nothing was written, else PerhapsSent.
         """
         self._deadline, self._most, self.is_reusable = deadline, _MOST_BYTES, False
-        self._reader = _Reader(self)
+        self._answers = _Answers(self)
         self._send(request)
         try:
             while True:
@@ -414,11 +414,11 @@ class _Connection(io.RawIOBase):
         """Whether more than the answer has come: the next message would take it for its own."""
         self._most = 0
         with suppress(OSError):  # nothing is left, and no more may be read
-            return bool(self._reader.peek(1))
+            return bool(self._answers.peek(1))
         return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
 
-    def makefile(self, _: str) -> _Reader:
-        return self._reader
+    def makefile(self, _: str) -> _Answers:
+        return self._answers
 
     def readable(self) -> bool:
         return True
@@ -436,7 +436,7 @@ class _Connection(io.RawIOBase):
             self._socket.close()
 
 
-class _Reader(io.BufferedReader):
+class _Answers(io.BufferedReader):
     def close(self) -> None:
         """Leave the connection open: an answer that only informs ends before the other."""
 
