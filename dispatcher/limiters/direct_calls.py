@@ -30,7 +30,7 @@ _REQUEST_WORDS = 3
 
 
 class PooledCalls:
-    """The connections of one client's pool, and whether plain calls may use them.
+    """The connections of one client's pool, and whether calls may use them directly.
 
     Commands are packed here: few bytes differ from call to call.
     """
@@ -76,10 +76,10 @@ class PooledCalls:
 
 
 class DirectCalls(PooledCalls):
-    """Sends plain calls over connections of one client's pool. Safe to share between threads."""
+    """Sends calls over connections of one client's pool. Safe to share between threads."""
 
     def call(self, key: str, request: Words) -> Any:
-        """Make a plain call and return its reply; empty where the script is not known.
+        """Ask for permits of a key and return the reply; empty where the script is not known.
 
         It is repeated after the same faults and as often as redis-py would. No reply stays unread
         on a connection. Raises the errors of redis-py.
