@@ -96,7 +96,7 @@ class Streams:
 
 
 class StreamedResponse(StreamingResponse):
-    """The answer to a long call, which has a place while it lasts. Raises Refused without one.
+    """The answer to a batch or a listener: it has a place while it lasts, or raises Refused.
 
     An answer that is never sent, because its call was cancelled before, gives its place back, too.
     The answer to a batch does not wait for the caller's disconnection, which is read where the
