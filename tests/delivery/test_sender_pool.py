@@ -54,8 +54,8 @@ Make = Callable[..., SenderPool]
 def make() -> Iterator[Make]:
     made: list[SenderPool] = []
 
-    def make(hand: FakeSend, *, most: int) -> SenderPool:
-        made.append(SenderPool(f"pool {uuid4()}", hand, CLOCK, most=most))
+    def make(send: FakeSend, *, most: int) -> SenderPool:
+        made.append(SenderPool(f"pool {uuid4()}", send, CLOCK, most=most))
         return made[-1]
 
     yield make
@@ -73,56 +73,56 @@ def threads(pool: SenderPool) -> int:
 
 
 def test_each_goes_at_its_instant_and_none_before(make: Make) -> None:
-    hand = FakeSend()
+    send = FakeSend()
     start = CLOCK.monotonic()
     instants = [start - 1, start + 0.02, start + 0.025, start + 0.06]
-    make(hand, most=4).add(a_group(), claims(*instants))
-    wait_until(lambda: hand.ended == 4)
-    assert sorted(hand.at) == [0, 1, 2, 3]
-    assert all(hand.at[number] >= at for number, at in enumerate(instants))
+    make(send, most=4).add(a_group(), claims(*instants))
+    wait_until(lambda: send.ended == 4)
+    assert sorted(send.at) == [0, 1, 2, 3]
+    assert all(send.at[number] >= at for number, at in enumerate(instants))
 
 
 @pytest.mark.parametrize("most", [1, 3, 20])
 def test_as_many_sends_run_at_once_as_the_pool_may_have_threads(make: Make, most: int) -> None:
     together = threading.Barrier(most)
-    hand = FakeSend(meanwhile=lambda: together.wait(60))
-    make(hand, most=most).add(a_group(), claims(*[0.0] * (most * 2)))
-    wait_until(lambda: hand.ended == most * 2)
-    assert hand.most == most
+    send = FakeSend(meanwhile=lambda: together.wait(60))
+    make(send, most=most).add(a_group(), claims(*[0.0] * (most * 2)))
+    wait_until(lambda: send.ended == most * 2)
+    assert send.most == most
 
 
 @pytest.mark.parametrize("most", [2, 4])
 def test_messages_due_now_do_not_wait_behind_a_far_instant(make: Make, most: int) -> None:
     """One thread waits for that; the others are free for what is added and due at once."""
-    hand, later = FakeSend(), a_group()
-    pool = make(hand, most=most)
+    send, later = FakeSend(), a_group()
+    pool = make(send, most=most)
     far = CLOCK.monotonic() + 2 * DEADLINE
     pool.add(later, claims(far, far))
     wait_until(lambda: len(vars(pool)["_left"]) == 1)
     for number in (7, 8):
         pool.add(a_group(), [(0.0, cast("Claim", number))])
-        wait_until(lambda: number in hand.at)  # noqa: B023 - called before the next round
+        wait_until(lambda: number in send.at)  # noqa: B023 - called before the next round
     assert pool.withdraw(later) == [(cast("Claim", 1), timedelta(0))], "no sender has taken it"
 
 
 def test_short_sends_start_far_fewer_threads_than_the_pool_may_have(make: Make) -> None:
     """A thread that has sent takes the next message, so none is called for it."""
-    hand = FakeSend(meanwhile=lambda: time.sleep(0.01))
+    send = FakeSend(meanwhile=lambda: time.sleep(0.01))
     start = CLOCK.monotonic() + 0.01
-    pool = make(hand, most=64)
+    pool = make(send, most=64)
     pool.add(a_group(), claims(*[start + 0.005 * each for each in range(100)]))
-    wait_until(lambda: hand.ended == 100)
+    wait_until(lambda: send.ended == 100)
     assert threads(pool) < 40
 
 
 def test_threads_that_are_free_are_used_again_and_end_when_closed(make: Make) -> None:
     """A message that is added after the last send of its group is sent."""
-    hand, group = FakeSend(), a_group()
-    pool = make(hand, most=5)
+    send, group = FakeSend(), a_group()
+    pool = make(send, most=5)
     for number in range(50):
         pool.add(group, [(0.0, cast("Claim", number))])
-        wait_until(lambda: hand.ended == number + 1)  # noqa: B023 - called before the next round
-    assert list(hand.at) == list(range(50))
+        wait_until(lambda: send.ended == number + 1)  # noqa: B023 - called before the next round
+    assert list(send.at) == list(range(50))
     assert 1 <= threads(pool) <= 2
     pool.close()
     wait_until(lambda: not threads(pool))
@@ -132,14 +132,14 @@ def test_threads_that_are_free_are_used_again_and_end_when_closed(make: Make) ->
 def test_where_no_thread_can_be_started_the_caller_sends_all_in_order(
     make: Make, error: Exception
 ) -> None:
-    hand, many = FakeSend(), 1_200
-    pool = make(hand, most=4)
+    send, many = FakeSend(), 1_200
+    pool = make(send, most=4)
     with patch.object(threading.Thread, "start", side_effect=error):
         pool.add(a_group(), claims(*[0.0] * many))
-        assert list(hand.at) == list(range(many))
-    hand.at.clear()
+        assert list(send.at) == list(range(many))
+    send.at.clear()
     pool.add(a_group(), claims(0.0, 0.0, 0.0, 0.0))
-    wait_until(lambda: len(hand.at) == 4)
+    wait_until(lambda: len(send.at) == 4)
 
 
 def test_a_closed_pool_sends_what_it_has_and_what_is_added_on_the_callers_thread(
@@ -147,15 +147,15 @@ def test_a_closed_pool_sends_what_it_has_and_what_is_added_on_the_callers_thread
 ) -> None:
     """Else it would wait for ever for threads that are gone."""
     hold = threading.Event()
-    hand = FakeSend(meanwhile=lambda: hold.wait(60))
-    pool = make(hand, most=1)
+    send = FakeSend(meanwhile=lambda: hold.wait(60))
+    pool = make(send, most=1)
     pool.add(a_group(), claims(0.0, 0.0))
-    wait_until(lambda: 0 in hand.at)
+    wait_until(lambda: 0 in send.at)
     pool.close()
     hold.set()
-    wait_until(lambda: hand.ended == 2)
+    wait_until(lambda: send.ended == 2)
     pool.add(a_group(), [(0.0, cast("Claim", 2))])
-    assert list(hand.at) == [0, 1, 2]
+    assert list(send.at) == [0, 1, 2]
 
 
 SHARE = 4
