@@ -20,7 +20,7 @@ from tests.support.planting import Seams, nothing, planted
 ENOUGH = 20_000
 """Faults within which each bug is found."""
 _FIRST = {"late success forgotten": 46, "lost claims may record": 24}
-"""The stories with which hunts begin that would take long from the first one."""
+"""The stories to begin with, for bugs that take many more faults from the first one on."""
 
 
 def hunt(name: str) -> Found:
@@ -63,11 +63,11 @@ def _never_held(real: Any) -> Any:
 
 
 def _settled_first(real: Any) -> Any:
-    def outcome(self: Any, transport: Any, claim: Any) -> Any:
+    def call(self: Any, transport: Any, claim: Any) -> Any:
         self._delivery.permits.settle([(permit_of(claim), timedelta(0))])
         return real(self, transport, claim)
 
-    return outcome
+    return call
 
 
 def _only_scheduled(real: Any) -> Any:

@@ -116,13 +116,13 @@ def _any_content_recalled(_: Any) -> Any:
 
 
 def _recipient_logged(real: Any) -> Any:
-    def outcome(self: Any, transport: Any, claim: Any) -> Any:
+    def call(self: Any, transport: Any, claim: Any) -> Any:
         found = real(self, transport, claim)
         if isinstance(found, Failure):
             logging.getLogger("dispatcher").warning("could not send: %s", claim.message.recipient)
         return found
 
-    return outcome
+    return call
 
 
 def _where_unknown(answer: Callable[[str], Any]) -> Wrong:
