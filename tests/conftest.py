@@ -177,7 +177,7 @@ def mariadb() -> Iterator[MariaDBServer]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compile the store's statements once, and note for tests that are read how many to run."""
+    """Compile the store's statements once; note ``--all`` before files that ask for it are read."""
     if config.getoption("all"):
         os.environ[ALL] = "1"
     compile_once()
