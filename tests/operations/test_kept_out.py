@@ -1,4 +1,4 @@
-"""Why a server lets the dispatcher not in is said in a sentence of its own, whatever the server."""
+"""Why a server keeps the dispatcher out is said in a sentence of its own, whatever the server."""
 
 from __future__ import annotations
 
