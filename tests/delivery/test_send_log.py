@@ -17,10 +17,9 @@ from dispatcher.delivery.send_log import LeftLog, SendLogs
 from tests.support.processes import forking
 
 IDS = tuple(UUID(int=number) for number in range(1, 4))
-needs_boot_id = pytest.mark.skipif(
+pytestmark = pytest.mark.skipif(
     not send_log._BOOT_ID.exists(), reason="without a boot id nothing is noted"
 )
-pytestmark = needs_boot_id
 
 
 def left_in(folder: Path) -> list[LeftLog]:
