@@ -206,14 +206,14 @@ def rebuild_all(house: House) -> None:
     assert house.parts.reconciler._rebuild(rebuild, timedelta(0)) == len(rebuild.parts)
 
 
-def submitted(house: House, many: int, *, first: int = 0, start: datetime = FAR) -> list[Message]:
+def submitted(house: House, many: int, *, first: int = 0) -> list[Message]:
     """Submit messages of twenty recipients: there are no more windows where there are more."""
     drafts = [
         Draft(
             channel="memory",
             recipient=f"name {n % 20}",
             body=BODY,
-            send_at=start + n * MINUTE,
+            send_at=FAR + n * MINUTE,
             scopes={"tenant": f"tenant {n % 5}"},
         )
         for n in range(first, first + many)

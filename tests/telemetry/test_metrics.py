@@ -69,8 +69,8 @@ def counted() -> Counted:
     return since
 
 
-def became(counted: Counted, transition: str, channel: str = "memory") -> float:
-    return counted("transitions_total", transition=transition, channel=channel)
+def became(counted: Counted, transition: str) -> float:
+    return counted("transitions_total", transition=transition, channel="memory")
 
 
 def test_submits_and_what_refused_them(build: Build, counted: Counted) -> None:

@@ -23,9 +23,9 @@ NDJSON = {"Content-Type": "application/x-ndjson"}
 AT = (FAR + HOUR).isoformat()
 
 
-def new(recipient: str = "ada", at: str = AT, **more: object) -> dict[str, object]:
+def new(recipient: str = "ada", **more: object) -> dict[str, object]:
     body = {"text": "hello"}
-    return {"channel": "memory", "recipient": recipient, "body": body, "send_at": at, **more}
+    return {"channel": "memory", "recipient": recipient, "body": body, "send_at": AT, **more}
 
 
 def test_a_message_is_accepted_read_moved_changed_and_cancelled(
