@@ -604,7 +604,7 @@ class Model:
             for each in refused
             if each.scope != NO_SCOPE and self.made.keys(each.scope) != self.made.keys(each.channel)
         ]
-        """The permits of their scopes, which others may have been refused, went back."""
+        # The permits of their scopes went back; others may have been refused for them.
         for permit, allowed in zip(group, answers, strict=True):
             known = permit.member
             has = [

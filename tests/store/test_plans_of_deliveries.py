@@ -44,8 +44,8 @@ def test_a_vacuum_that_counts_no_row_leaves_the_look_ups_by_id(
 def asked_for_a_group(database: Database) -> list[tuple[str, Any]]:
     """Run every statement by which a delivery finds its group; return them with their values.
 
-    What it does in steps looks for the messages that one statement has left, as it leaves all of a
-    group that is not stored.
+    The messages are not stored: so each single statement leaves all of them to the steps, which
+    then run, too.
     """
     claims = Claims(database, ttl=rows.TTL)
     group = [Claim(rows.a_message(), 1) for _ in range(GROUP)]
