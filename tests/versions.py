@@ -54,7 +54,7 @@ def _pins_of(requirements: list[str]) -> list[str]:
 
 
 def main() -> None:
-    """Write both files."""
+    """Write the files."""
     with tempfile.TemporaryDirectory() as folder:
         for name, path in FILES.items():
             path.write_text(resolved(name, Path(folder)))
