@@ -418,13 +418,13 @@ def visible_text(text: str) -> str:
     return _OBEYED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def storable_text(value: object, *, longest: int = 500) -> str:
-    """Return ``value`` as text that every database accepts, cut to ``longest`` characters."""
+def storable_text(value: object) -> str:
+    """Return ``value`` as text that every database accepts, cut to 500 characters."""
     try:
         text = str.__str__(value) if isinstance(value, str) else str(value)
     except Exception:  # noqa: BLE001 - the code of a transport's error may do anything
         text = f"{kind_of(value)} that cannot be written"
-    text = text[:longest].encode("utf-8", "replace").decode()
+    text = text[:500].encode("utf-8", "replace").decode()
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
