@@ -1,4 +1,4 @@
-"""Permits for groups of requests, in one script."""
+"""Permits for groups of requests: one script decides, and several as one would."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Celery is configured in exactly one way, and its tasks have exactly these names."""
+"""Celery is configured in exactly one way: its queues, what it takes, and its schedule."""
 
 from __future__ import annotations
 
