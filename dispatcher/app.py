@@ -383,11 +383,7 @@ class App:
     pauses = wired(Pauses)
     pause_list = wired(PauseList)
     listing = wired(Listing)
-    story_reader = wired(
-        StoryReader,
-        contents=lambda app: app.plain_contents,
-        pauses=lambda app: app.pause_list,
-    )
+    story_reader = wired(StoryReader, contents=lambda app: app.plain_contents)
     overviews = wired(
         Overviews,
         figures=lambda app: app.make(Figures),

@@ -114,7 +114,7 @@ class StoryReader:
     messages: Messages
     listing: Listing
     contents: Contents
-    pauses: PauseList
+    pause_list: PauseList
 
     def read(self, message_id: UUID) -> Story:
         details = self.listing.details(message_id)
@@ -136,7 +136,7 @@ class StoryReader:
             notified_status=None
             if details.notified_status in {None, Status.SCHEDULED}
             else Status(details.notified_status),
-            pauses=self.pauses.of(message) if is_scheduled else (),
+            pauses=self.pause_list.of(message) if is_scheduled else (),
         )
 
     def _reservations(self, message: Message, tail: str) -> tuple[Reservation, ...] | None:
