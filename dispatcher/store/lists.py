@@ -1,4 +1,4 @@
-"""Recipients: who have opted out, whose messages are paused, and what the store knows of one."""
+"""Opt-outs and pauses, and what the store knows of one recipient."""
 
 from __future__ import annotations
 
