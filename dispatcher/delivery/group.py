@@ -6,7 +6,7 @@ import logging
 import random
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -88,7 +88,7 @@ class Delivery:
     def __post_init__(self) -> None:
         self.pools = {name: self._pool(name, each) for name, each in self.transports.items()}
         # Groups are due within coalesce; the task of one comes a little before the first.
-        self._ahead = max(_LONGEST_EARLY, self.settings.coalesce + 2 * EARLY)
+        self._ahead = self.settings.coalesce + 2 * EARLY
         self._lasting = LastingSends()
 
     def deliver(self, message_ids: Sequence[UUID], *, to_the_end: bool = True) -> int:
@@ -99,24 +99,24 @@ class Delivery:
         scheduled any more are skipped: their task was a repeat. What a stop kept from being claimed
         is enqueued by the next sweep. Raises StoreUnavailable when nothing can be claimed.
         """
-        ids = list(message_ids)
-        if self.stop_flag[0]:
+        sent, ids = 0, list(message_ids)
+        while ids and not self.stop_flag[0]:
+            claimed_at = self.clock.monotonic()
+            send_log = self.send_logs.open(ids)
+            try:
+                claims = self.claims.claim(ids, ahead=self._ahead, mark=send_log.mark)
+                fault("deliver.after_claim")
+            except BaseException:
+                send_log.is_kept = True
+                send_log.close()
+                raise
+            group = Group(self, claims, claimed_at=claimed_at, send_log=send_log)
+            self._lead(group, to_the_end=to_the_end)
+            sent += group.sent
+            ids = self._wait_for_early(ids, claims) if len(claims) < len(ids) else []
+        if ids:
             self.claims.enqueue_when_due(ids)
-            return 0
-        claimed_at = self.clock.monotonic()
-        send_log = self.send_logs.open(ids)
-        try:
-            claims = self.claims.claim(ids, ahead=self._ahead, mark=send_log.mark)
-            fault("deliver.after_claim")
-        except BaseException:
-            send_log.is_kept = True
-            send_log.close()
-            raise
-        group = Group(self, claims, claimed_at=claimed_at, send_log=send_log)
-        self._lead(group, to_the_end=to_the_end)
-        if len(claims) < len(ids):
-            self._leave({*ids} - {claim.message.id for claim in claims})
-        return group.sent
+        return sent
 
     def finish(self, timeout: float = _LONGEST_CLAIM_SECONDS) -> bool:
         """Wait for the sends that no task waits for; return whether all have ended."""
@@ -140,13 +140,20 @@ class Delivery:
         if group.error:
             raise group.error
 
-    def _leave(self, message_ids: Collection[UUID]) -> None:
-        """End what cannot be sent any more; leave what is due later to the sweep."""
-        unclaimed = self.claims.unclaimed(list(message_ids))
+    def _wait_for_early(self, message_ids: Sequence[UUID], claims: Sequence[Claim]) -> list[UUID]:
+        claimed = {claim.message.id for claim in claims}
+        unclaimed = self.claims.unclaimed([id_ for id_ in message_ids if id_ not in claimed])
         self.journal.tell_all(Transition.EXPIRED, unclaimed.expired)
         self.journal.tell_all(Transition.CANCELLED, unclaimed.cancelled)
-        if unclaimed.waits:
-            self.claims.enqueue_when_due([*unclaimed.waits])
+        soon = {id_: wait for id_, wait in unclaimed.waits.items() if wait <= _LONGEST_EARLY}
+        if len(soon) < len(unclaimed.waits):
+            self.claims.enqueue_when_due([id_ for id_ in unclaimed.waits if id_ not in soon])
+        if soon:
+            pause = min(max(soon.values()) - self._ahead, min(soon.values()) - EARLY)
+            # A message that is due already and was not claimed is paused. The least wait keeps
+            # this loop from asking without a break until the message is resumed.
+            self.clock.sleep(max(EARLY, pause).total_seconds())
+        return list(soon)
 
     def _pool(self, name: str, transport: Transport) -> SenderPool:
         """Where the transport names destinations, one leaves a quarter of the senders to others."""

@@ -9,6 +9,7 @@ from sqlalchemy import update
 
 from dispatcher import InvalidValue, Message, Status, UnknownChannel
 from dispatcher.store.lists import Pauses
+from dispatcher.times.clock import SystemClock
 from tests.support.doubles import Between, once
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
@@ -63,6 +64,17 @@ def test_a_paused_message_is_neither_claimed_nor_enqueued_until_it_is_resumed(
     assert pausing.dispatcher.story(kept.id).pauses == ()
     assert pausing.parts.sweep.enqueue_due() == 2
     assert pausing.deliver(kept, taken) == 2
+
+
+def test_the_task_of_a_paused_message_does_not_ask_without_end(build: Build) -> None:
+    """The task comes early: its message is due in half a second."""
+    house = build(clock=SystemClock())
+    message = house.submit("ada", send_in=timedelta(seconds=0.5))
+    house.dispatcher.pause("channel", "memory")
+    claims: list[None] = []
+    house.between("delivery", "claims", before={"claim": lambda: claims.append(None)})
+    assert house.deliver(message) == 0
+    assert len(claims) < 10
 
 
 def test_messages_long_overdue_are_enqueued_by_the_first_sweep_after_a_pause(
