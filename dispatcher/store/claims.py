@@ -473,7 +473,7 @@ class LockedMessages:
         now = database_now()
         columns = [messages.c[name] for name in _READ if name != "now"]
         self.query = sa.select(*columns, now.label("now"))
-        these = self.query.where(one_of(messages.c.id, "ids"))
+        these = self.query.where(one_of(messages.c.id, "ids"), tables.is_message)
         self._any = these.order_by(messages.c.id).with_for_update()
         self._live = self._any.where(tables.is_live)
         write = sa.update(messages).where(messages.c.id == sa.bindparam("of"))

@@ -17,6 +17,7 @@ from dispatcher.store.database import Database
 from dispatcher.store.engines.postgresql import now_read_late
 from dispatcher.store.maintenance import StoreMaintenance
 from dispatcher.store.messages import StoppedMessages
+from dispatcher.store.schema import VOID
 from tests.store.plans import asked_of, waiting
 from tests.support import rows
 from tests.support.rows import claims_in, messages_in
@@ -154,6 +155,19 @@ def test_late_successes_are_recorded_with_the_others(database: Database) -> None
     for claim in claims_:
         assert messages_in(database).get(claim.message.id).status is Status.SENT
     assert {tuple(outcomes(database, each.message.id)) for each in late} == {("sent", "unknown")}
+
+
+@pytest.mark.every_database
+def test_a_row_that_is_no_message_any_more_keeps_no_other_from_its_end(database: Database) -> None:
+    """Its submit took it back after this claim, and a repeat of what ended that comes late."""
+    void, sent, returned = (rows.claimed(database) for _ in range(3))
+    record(database, Failure(void, Outcome.TEMPORARY, "no", timedelta(0)))
+    rows.change(database, void.message.id, status=VOID)
+    record(database, Success(sent, None), Success(void, None))
+    store = claims_in(database)
+    store.put_back([(void, timedelta(0)), (returned, timedelta(0))], enqueue_in=timedelta(0))
+    statuses = [rows.row(database, each.message.id).status for each in (void, sent, returned)]
+    assert statuses == [VOID, "sent", "scheduled"]
 
 
 def test_the_permit_of_an_overtaken_try_counts_as_long_as_it_may_last(database: Database) -> None:
