@@ -108,7 +108,7 @@ class VoidIds:
     def take_back(self, message: Message) -> bool:
         """Take back a message that lost its reservation; false where it was accepted as well.
 
-        Then it was claimed, moved or cancelled meanwhile.
+        Then it was claimed, if only before, moved or cancelled meanwhile.
 
         Without an idempotency key its row becomes void. With one, a duplicate submit may have
         returned the message, so it is cancelled, and the key is free.
@@ -124,8 +124,8 @@ class VoidIds:
                 "notified_status": None, "next_attempt_at": database_now(),
             }  # fmt: skip
         this = messages.c.id == message.id
-        stands = (this, self._tables.is_scheduled, messages.c.tail == "")
         row = messages.c
+        stands = (this, self._tables.is_scheduled, row.claim_token == 0, row.tail == "")
         query = sa.select(row.status, row.idempotency_key, row.last_error).where(this)
 
         def work(connection: sa.Connection) -> bool:

@@ -11,7 +11,8 @@ from uuid import uuid4
 import pytest
 
 from dispatcher.errors import StoreUnavailable
-from dispatcher.message import Status, new_id
+from dispatcher.message import Outcome, Status, new_id
+from dispatcher.store.claims import Failure
 from dispatcher.store.database import Database
 from dispatcher.store.maintenance import StoreMaintenance
 from dispatcher.store.messages import GivenUp, Messages
@@ -68,6 +69,9 @@ def test_a_message_is_taken_back_while_it_is_scheduled(database: Database, key: 
     message, claim = rows.add(database, idempotency_key=key, trace=TRACE), rows.claimed(database)
     assert void_ids.take_back(message)
     assert void_ids.take_back(message)
+    assert not void_ids.take_back(claim.message)
+    failure = Failure(claim, Outcome.UNKNOWN, "a worker has tried it", timedelta(0))
+    rows.claims_in(database).record([], [failure], enqueue_in=timedelta(0))
     assert not void_ids.take_back(claim.message)
     assert not Messages(database).has([message.id])
     left = rows.row(database, message.id)
