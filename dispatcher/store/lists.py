@@ -133,7 +133,9 @@ class PersonalData:
         row = messages.c
         ended = (row.recipient == recipient, tables.has_status(*_FINAL))
         query = select(row.id, row.idempotency_key, row.scopes).where(*ended)
-        query = query.order_by(row.id).limit(limit).with_for_update()
+        # By an expression: in the order of the primary key MariaDB would lock rows of others.
+        order = func.coalesce(row.id, row.id)
+        query = query.order_by(order).limit(limit).with_for_update()
         blanks = update(messages).values(
             scope=case((row.scope == scope_name(recipient), NO_SCOPE), else_=row.scope),
             last_error=case((row.last_error.is_not(None), ERASED)),
