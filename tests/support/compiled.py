@@ -49,7 +49,11 @@ def compile_once() -> None:
     prepare: Any = Prepared.__init__
 
     def prepare_once(self: Prepared, engine: Engine, statement: Any, names: Sequence[str]) -> None:
-        key = _by_properties((engine.dialect, statement._generate_cache_key().key, *names))
+        made = statement._generate_cache_key()
+        if made is None:  # SQLAlchemy 2.0 has none for ON CONFLICT
+            prepare(self, engine, statement, names)
+            return
+        key = _by_properties((engine.dialect, made.key, *names))
         if key not in prepared:
             prepare(self, engine, statement, names)
             prepared[key] = vars(self).copy()
