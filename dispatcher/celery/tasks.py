@@ -127,8 +127,11 @@ def enqueue_again(message_ids: list[UUID]) -> None:
 
 def count_rejected() -> None:
     """Count an item that was no task of the dispatcher; this worker has deleted it."""
-    here().journal.count(lambda meter: meter.item_rejected())
-    here().pulse.item_rejected()
+    try:
+        here().journal.count(lambda meter: meter.item_rejected())
+        here().pulse.item_rejected()
+    except Exception:
+        log.exception("a rejected item was not counted")  # and no item ends a worker
 
 
 def _task_of(name: str, duty: Duty) -> Any:
