@@ -100,7 +100,7 @@ def test_a_late_send_that_cannot_be_recorded_holds_up_no_other(holding: Held) ->
 
     def record(successes: Sequence[Success], *more: object, **named: object) -> object:
         if locked & {success.claim.message.id for success in successes}:
-            raise StoreUnavailable("somebody has locked their rows")
+            raise StoreUnavailable("their rows are locked")
         return claims.record(successes, *more, **named)
 
     claims = house.between("delivery", "claims", instead={"record": record})

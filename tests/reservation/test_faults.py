@@ -146,7 +146,7 @@ class Death(BaseException):
 
 @pytest.mark.parametrize("fault", [ReservationsUnavailable("away"), Death()], ids=["lost", "dies"])
 def test_a_fault_after_any_step_leaves_nothing(act: Act, fault: BaseException) -> None:
-    """What a process that died has left, reconcile releases."""
+    """Reconcile releases what a dead process has left."""
     shards = act.real.windows.shards
     run, left = shards._run, 0
 
