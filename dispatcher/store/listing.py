@@ -119,8 +119,8 @@ class StoredVersion(NamedTuple):
     status: Status
 
     @classmethod
-    def of(cls, found: Movable) -> Self:
-        message, token = found.message, found.token
+    def of(cls, movable: Movable) -> Self:
+        message, token = movable.message, movable.token
         counts = (message.attempt_count, message.max_attempts)
         return cls(message.id, token, *counts, message.status)
 
@@ -141,7 +141,7 @@ class _IndexScan(NamedTuple):
 
     @property
     def order(self) -> list[ColumnElement[Any]]:
-        return [each.asc() if self.oldest_first else each.desc() for each in self.columns]
+        return [column.asc() if self.oldest_first else column.desc() for column in self.columns]
 
     def between(self, start: Any, end: Any) -> list[ColumnElement[bool]]:
         behind, up_to = (gt, le) if self.oldest_first else (lt, ge)
@@ -151,8 +151,8 @@ class _IndexScan(NamedTuple):
     def _compared(self, edge: Any) -> tuple[ColumnElement[Any], Any]:
         if self.value is None:
             return self.columns[-1], edge
-        row = zip((self.value, edge), self.columns, strict=True)
-        return tuple_(*self.columns), tuple_(*(literal(each, by.type) for each, by in row))
+        values = (literal(self.value, self.columns[0].type), literal(edge, self.columns[1].type))
+        return tuple_(*self.columns), tuple_(*values)
 
     def stretches(
         self, database: Database, *, start: Any = None, size: int
@@ -191,7 +191,7 @@ class Listing:
 
     def pages(
         self,
-        wanted: Selection,
+        selection: Selection,
         *,
         size: int,
         before: UUID | None = None,
@@ -200,19 +200,19 @@ class Listing:
         """Yield pages, perhaps empty, newest first, of ids smaller than ``before``."""
         columns = self._tables.message_columns
         stretches = self._stretches(
-            wanted, columns, size=size, before=before, oldest_first=oldest_first
+            selection, columns, size=size, before=before, oldest_first=oldest_first
         )
         return (list(map(to_message, rows)) for rows, _ in stretches)
 
-    def ids(self, wanted: Selection, *, size: int) -> Iterator[list[UUID]]:
+    def ids(self, selection: Selection, *, size: int) -> Iterator[list[UUID]]:
         """Yield pages of ids, perhaps empty, the oldest first."""
         columns = [self._tables.messages.c.id]
-        stretches = self._stretches(wanted, columns, size=size, oldest_first=True)
+        stretches = self._stretches(selection, columns, size=size, oldest_first=True)
         return ([row.id for row in rows] for rows, _ in stretches)
 
     def _stretches(
         self,
-        wanted: Selection,
+        selection: Selection,
         columns: Sequence[ColumnElement[Any]],
         *,
         size: int,
@@ -220,12 +220,12 @@ class Listing:
         after: UUID | None = None,
         before: UUID | None = None,
     ) -> Iterator[tuple[Sequence[Row[Any]], UUID | None]]:
-        scan = self._scan(wanted, before, oldest_first=oldest_first)
-        where = self._conditions(wanted, scan)
-        start = after or wanted.made_after if oldest_first else after
+        scan = self._scan(selection, before, oldest_first=oldest_first)
+        where = self._conditions(selection, scan)
+        start = after or selection.made_after if oldest_first else after
         message_id = self._tables.messages.c.id
         by: ColumnElement[UUID] = message_id
-        if wanted.status is not Status.HELD:
+        if selection.status is not Status.HELD:
             # By an expression, or the primary key would be read in its order until enough is found.
             by = func.coalesce(message_id, message_id)
         for begin, end in scan.stretches(self._database, start=start, size=_EXAMINED):
@@ -246,7 +246,7 @@ class Listing:
 
     def page(
         self,
-        wanted: Selection,
+        selection: Selection,
         *,
         after: UUID | None,
         limit: int,
@@ -258,33 +258,35 @@ class Listing:
         After ``patience`` the page ends where it is. With it, messages made an hour after
         ``until_at`` are not read: none was promised for a time before it was made.
         """
-        if patience is not None and wanted.until_at is not None and not oldest_first:
-            first = UUID(int=max(0, to_ms(wanted.until_at) + _HOUR_MS) << 80)
+        if patience is not None and selection.until_at is not None and not oldest_first:
+            first = UUID(int=max(0, to_ms(selection.until_at) + _HOUR_MS) << 80)
             after = first if after is None else min(after, first)
         columns = self._tables.message_columns
-        rows, after = self._read(wanted, columns, after, limit, patience, oldest_first=oldest_first)
+        rows, after = self._read(
+            selection, columns, after, limit, patience, oldest_first=oldest_first
+        )
         return Page(messages=tuple(map(to_message, rows)), after=after)
 
-    def longest_held(self, wanted: Selection, *, limit: int) -> list[UUID]:
+    def longest_held(self, selection: Selection, *, limit: int) -> list[UUID]:
         """Return ids of held messages, those held longest first, of the first 20,000 made."""
-        row = self._tables.messages.c
-        where = self._conditions(wanted, self._scan(wanted))
-        first = select(row.id, row.next_attempt_at).where(*where).order_by(row.id).limit(_COUNTED)
+        columns = self._tables.messages.c
+        where = self._conditions(selection, self._scan(selection))
+        first = select(columns.id, columns.next_attempt_at).where(*where)
+        first = first.order_by(columns.id).limit(_COUNTED)
         held = first.subquery().c
         query = select(held.id).order_by(held.next_attempt_at, held.id).limit(limit)
-        return [each.id for each in self._database.read(query)]
+        return [row.id for row in self._database.read(query)]
 
     def versions(
-        self, wanted: Selection, *, after: UUID | None, limit: int, patience: timedelta
+        self, selection: Selection, *, after: UUID | None, limit: int, patience: timedelta
     ) -> tuple[list[StoredVersion], UUID | None]:
-        row = self._tables.messages.c
-        columns = (row.id, row.move_token, row.attempt_count, row.max_attempts, row.status)
-        rows, after = self._read(wanted, columns, after, limit, patience, oldest_first=True)
-        return [StoredVersion._make((*each[:-1], Status(each.status))) for each in rows], after
+        columns = [self._tables.messages.c[name] for name in StoredVersion._fields]
+        rows, after = self._read(selection, columns, after, limit, patience, oldest_first=True)
+        return [StoredVersion._make((*row[:-1], Status(row.status))) for row in rows], after
 
     def _read(
         self,
-        wanted: Selection,
+        selection: Selection,
         columns: Sequence[ColumnElement[Any]],
         after: UUID | None,
         limit: int,
@@ -292,39 +294,39 @@ class Listing:
         *,
         oldest_first: bool,
     ) -> tuple[list[Row[Any]], UUID | None]:
-        found: list[Row[Any]] = []
+        read: list[Row[Any]] = []
         until = self._until(patience)
         for rows, looked in self._stretches(
-            wanted, columns, size=limit + 1, after=after, oldest_first=oldest_first
+            selection, columns, size=limit + 1, after=after, oldest_first=oldest_first
         ):
-            found += rows
-            if len(found) > limit:
-                return found[:limit], found[limit - 1].id
+            read += rows
+            if len(read) > limit:
+                return read[:limit], read[limit - 1].id
             if self._clock.monotonic() >= until:
-                return found, looked
-        return found, None
+                return read, looked
+        return read, None
 
     def _until(self, patience: timedelta | None) -> float:
         return inf if patience is None else self._clock.monotonic() + patience.total_seconds()
 
-    def count(self, wanted: Selection) -> int:
-        counts, _ = self.counted(wanted)
-        return sum(many for some in counts.values() for many in some.values())
+    def count(self, selection: Selection) -> int:
+        counts, _ = self.counted(selection)
+        return sum(sum(by_status.values()) for by_status in counts.values())
 
     def counted(
-        self, wanted: Selection, *, patience: timedelta | None = None, most: float = inf
+        self, selection: Selection, *, patience: timedelta | None = None, most: float = inf
     ) -> tuple[dict[str, dict[Status, int]], bool]:
-        messages, scan = self._tables.messages, self._scan(wanted)
-        where = self._conditions(wanted, scan)
+        messages, scan = self._tables.messages, self._scan(selection)
+        where = self._conditions(selection, scan)
         kinds = (messages.c.channel, messages.c.status)
         until = self._until(patience)
         size = _COUNTED if patience is None else _EXAMINED
         counted = select(*kinds, func.count()).where(*where).group_by(*kinds)
         rows: list[Any] = []
         end = None
-        for start, end in scan.stretches(self._database, start=wanted.made_after, size=size):
+        for start, end in scan.stretches(self._database, start=selection.made_after, size=size):
             rows += self._database.read(counted.where(*scan.between(start, end)))
-            is_enough = sum(many for _, _, many in rows) >= most
+            is_enough = sum(count for _, _, count in rows) >= most
             if is_enough or self._clock.monotonic() >= until:
                 break
         return _by_channel(rows), end is None
@@ -345,61 +347,61 @@ class Listing:
         return MessageDetails(to_message(rows[0]), *rows[0][-len(columns) :])
 
     def _scan(
-        self, wanted: Selection, before: UUID | None = None, *, oldest_first: bool = True
+        self, selection: Selection, before: UUID | None = None, *, oldest_first: bool = True
     ) -> _IndexScan:
         tables, row = self._tables, self._tables.messages.c
         where = [] if before is None else [row.id < before]
-        if wanted.made_after is not None:
-            where.append(row.id > wanted.made_after)
+        if selection.made_after is not None:
+            where.append(row.id > selection.made_after)
         columns: list[ColumnElement[Any]] = [row.id]
         value: Status | None = None
-        named = wanted.recipient is not None or wanted.idempotency_key is not None
-        if named or wanted.overdue or wanted.status in _FEW:
+        named = selection.recipient is not None or selection.idempotency_key is not None
+        if named or selection.overdue or selection.status in _FEW:
             return _IndexScan(columns, where, oldest_first, finds=True)
-        if wanted.campaign is not None:
+        if selection.campaign is not None:
             columns.insert(0, row.campaign)
-            where.append(row.campaign.between(wanted.campaign, wanted.campaign))
-        elif wanted.status in UNSENT_STATUSES and self._database.backend.has_partial_indexes:
+            where.append(row.campaign.between(selection.campaign, selection.campaign))
+        elif selection.status in UNSENT_STATUSES and self._database.backend.has_partial_indexes:
             columns.insert(0, row.status)
-            value = wanted.status
+            value = selection.status
             where += [tables.has_ended, tables.is_unsent, row.status.between(value, value)]
-        elif wanted.status is not None:
-            where.append(tables.lies_with(wanted.status))
+        elif selection.status is not None:
+            where.append(tables.lies_with(selection.status))
         return _IndexScan(columns, where, oldest_first, value)
 
-    def _conditions(self, wanted: Selection, scan: _IndexScan) -> list[ColumnElement[bool]]:
+    def _conditions(self, selection: Selection, scan: _IndexScan) -> list[ColumnElement[bool]]:
         tables = self._tables
         messages, keys = tables.messages, tables.keys
-        named = {messages.c.recipient: wanted.recipient, messages.c.scope: wanted.scope}
-        one_of = [messages.c.channel.in_(wanted.channels)] if wanted.channels else []
+        named = {messages.c.recipient: selection.recipient, messages.c.scope: selection.scope}
+        one_of = [messages.c.channel.in_(selection.channels)] if selection.channels else []
         where: list[ColumnElement[bool]] = [tables.is_message, *one_of, *scan.where]
         where += [column == value for column, value in named.items() if value is not None]
-        where += [_counts_against(messages, kind, name) for kind, name in wanted.scopes]
-        if wanted.campaign is not None and scan.finds:
-            where.append(messages.c.campaign == wanted.campaign)
-        if wanted.idempotency_key is not None:
+        where += [_counts_against(messages, kind, name) for kind, name in selection.scopes]
+        if selection.campaign is not None and scan.finds:
+            where.append(messages.c.campaign == selection.campaign)
+        if selection.idempotency_key is not None:
             having = select(keys.c.message_id).where(
-                keys.c.idempotency_key == wanted.idempotency_key
+                keys.c.idempotency_key == selection.idempotency_key
             )
             where.append(messages.c.id.in_(having))
-        if wanted.key_prefix is not None:
+        if selection.key_prefix is not None:
             # Not LIKE, which on SQLite takes capitals for small letters.
-            key = func.substr(messages.c.idempotency_key, 1, len(wanted.key_prefix))
-            where.append(key == wanted.key_prefix)
-        if wanted.from_at is not None:
-            where.append(messages.c.send_at >= wanted.from_at)
-        if wanted.until_at is not None:
-            where.append(messages.c.send_at < wanted.until_at)
-        status = Status.SCHEDULED if wanted.overdue else wanted.status
+            key = func.substr(messages.c.idempotency_key, 1, len(selection.key_prefix))
+            where.append(key == selection.key_prefix)
+        if selection.from_at is not None:
+            where.append(messages.c.send_at >= selection.from_at)
+        if selection.until_at is not None:
+            where.append(messages.c.send_at < selection.until_at)
+        status = Status.SCHEDULED if selection.overdue else selection.status
         if status is not None and scan.columns[0] is not messages.c.status:
             where.append(tables.is_plainly(status))
         # Redundant, so that the index of claims is used: a message that is being sent has a
         # claim; a held one has none, by which MariaDB finds it.
-        if wanted.status is Status.SENDING:
+        if selection.status is Status.SENDING:
             where.append(messages.c.claim_expires_at > from_ms(0))
-        if wanted.status is Status.HELD:
+        if selection.status is Status.HELD:
             where.append(messages.c.claim_expires_at.is_(None))
-        if wanted.overdue:
+        if selection.overdue:
             where += overdue_since(tables, self._late, self._put_off)
         return where
 
@@ -439,18 +441,18 @@ class Figures:
             *overdue_since(self._tables, self._late, self._put_off),
         )
         counted = select(func.count(), func.min(messages.c.next_attempt_at), database_now())
-        [(many, first, now)] = self._database.read(counted.where(*where))
-        if not many:
+        [(count, first, now)] = self._database.read(counted.where(*where))
+        if not count:
             return OverdueFigure(many=0, oldest=None, longest=timedelta(0))
         oldest = select(messages.c.id).where(*where, messages.c.next_attempt_at <= first).limit(1)
         rows = self._database.read(oldest)
-        return OverdueFigure(many=many, oldest=rows[0].id if rows else None, longest=now - first)
+        return OverdueFigure(many=count, oldest=rows[0].id if rows else None, longest=now - first)
 
     def load(self) -> Load:
         due = self.due(within=_HOUR)
-        every = due.by_channel.values()
-        at = [due.start + number * _MINUTE for number in range(_HOUR // _MINUTE)]
-        minutes = tuple(sum(some.get(each, 0) for some in every) for each in at)
+        total = sum(map(Counter, due.by_channel.values()), Counter[datetime]())
+        at = (due.start + number * _MINUTE for number in range(_HOUR // _MINUTE))
+        minutes = tuple(total[minute] for minute in at)
         return Load(start=due.start, minutes=minutes, complete=due.complete)
 
     def last_day(self) -> list[EndedInHour]:
@@ -467,16 +469,16 @@ class Figures:
             .where(ended, self._tables.has_ended)
             .group_by(minute, row.status)
         )
-        found: dict[datetime, Counter[str]] = {}
+        counts: dict[datetime, Counter[str]] = {}
         latest_first = _IndexScan([row.finished_at], [ended], oldest_first=False)
         rows, edge = self._counted(query, latest_first)
-        for at, status, many, late in rows:
-            hour = found.setdefault(at.replace(minute=0), Counter())
-            hour[status] += many
+        for at, status, count, late in rows:
+            hour = counts.setdefault(at.replace(minute=0), Counter())
+            hour[status] += count
             if status == Status.SENT:
                 hour["late"] += int(late)
         return [
-            EndedInHour(at=at, **{name: found.get(at, Counter())[name] for name in _ENDED})
+            EndedInHour(at=at, **{name: counts.get(at, Counter())[name] for name in _ENDED})
             for at in hours
             if edge is None or at > edge
         ]
@@ -499,12 +501,12 @@ class Figures:
         by_channel: dict[str, Counter[datetime]] = {}
         late: Counter[str] = Counter()
         rows, edge = self._counted(query, _IndexScan([messages.c.enqueue_at], where))
-        for channel, at, many in rows:
-            some = by_channel.setdefault(channel, Counter())
+        for channel, at, count in rows:
+            minutes = by_channel.setdefault(channel, Counter())
             if at < start:
-                late[channel] += many
+                late[channel] += count
             else:
-                some[at] += many
+                minutes[at] += count
         return DueByMinute(
             start=start,
             by_channel={name: dict(by_channel[name]) for name in sorted(by_channel)},
@@ -539,12 +541,12 @@ class Figures:
             .limit(MOST_COUNTED + 1)
             .subquery()
         )
-        many = func.count().label("many")
+        count = func.count().label("messages")
         query = (
-            select(due.c[of], many, func.min(due.c.next_attempt_at))
+            select(due.c[of], count, func.min(due.c.next_attempt_at))
             .where(due.c[of] != NO_SCOPE)
             .group_by(due.c[of])
-            .order_by(many.desc(), due.c[of])
+            .order_by(count.desc(), due.c[of])
             .limit(limit)
         )
         rows = self._database.read(query)
@@ -565,8 +567,8 @@ def overdue_since(tables: Tables, late: timedelta, put_off: timedelta) -> list[C
 
 def _by_channel(rows: Iterable[tuple[str, str, int]]) -> dict[str, dict[Status, int]]:
     counts: dict[str, Counter[Status]] = {}
-    for channel, status, many in rows:
-        counts.setdefault(channel, Counter())[Status(status)] += many
+    for channel, status, count in rows:
+        counts.setdefault(channel, Counter())[Status(status)] += count
     return {channel: dict(counts[channel]) for channel in sorted(counts)}
 
 
