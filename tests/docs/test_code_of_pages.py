@@ -171,4 +171,4 @@ def test_the_tables_of_the_page_are_printed_by_the_script() -> None:
     tables = printed.strip().split("\n\n")
     assert len(tables) == 2
     for table in tables:
-        assert table in page("docs/scaling.md")
+        assert table in page("docs/operating.md")

@@ -24,7 +24,7 @@ from dispatcher.transports import load
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
 DOCKERFILE = (ROOT / "Dockerfile").read_text("utf-8")
-PAGE = (ROOT / "docs" / "kubernetes.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "operating.md").read_text("utf-8")
 KUSTOMIZATION: dict[str, Any] = yaml.safe_load((FOLDER / "kustomization.yaml").read_text("utf-8"))
 OBJECTS: dict[tuple[str, str], dict[str, Any]] = {
     (each["kind"], each["metadata"]["name"]): each
