@@ -1,4 +1,4 @@
-"""Work out what a load needs, from the cost of one message. Prints the tables of `docs/operating.md`.
+"""Work out what a load needs, from the cost of one message. Prints tables of `docs/operating.md`.
 
 Nothing is measured here: the costs are those that `costs.py` printed, and the rest is arithmetic.
 """
