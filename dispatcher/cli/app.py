@@ -272,7 +272,7 @@ def _with_options(function: Callable[..., None], json: str) -> Callable[..., Non
 
     typed: Any = call  # typer reads the parameters there
     typed.__signature__ = inspect.Signature(list(parameters.values()))
-    typed.__annotations__ = {name: each.annotation for name, each in parameters.items()}
+    typed.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
     return call
 
 

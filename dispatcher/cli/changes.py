@@ -177,8 +177,8 @@ class _Change:
         return self.verb == "reschedule"
 
     def do(self, meant: _ChangeFilters) -> None:
-        wanted = meant.wanted
-        selection = Selection.of(wanted)
+        filters = meant.wanted
+        selection = Selection.of(filters)
         is_filtered = meant.every or selection != Selection()
         if meant.message_ids and is_filtered:
             raise InvalidValue("ID", "given together with a filter", "one of them")
@@ -188,12 +188,12 @@ class _Change:
         if not meant.message_ids and not is_filtered:
             accepted = "ids, a filter such as --channel, or --all"
             raise InvalidValue("ID", "no message is named", accepted)
-        wanted["status"] = self.status
+        filters["status"] = self.status
         with Dispatcher() as dispatcher:
             if meant.message_ids:
                 code = self._by_ids(dispatcher, meant.message_ids)
             else:
-                code = self._by_filter(dispatcher, wanted, asks=not meant.yes)
+                code = self._by_filter(dispatcher, filters, asks=not meant.yes)
         raise typer.Exit(code)
 
     def _by_ids(self, dispatcher: Dispatcher, message_ids: Sequence[str]) -> int:
@@ -217,13 +217,13 @@ class _Change:
             output.tell(done, Text("\n").join(lines))
         return codes[0] if codes else 0
 
-    def _by_filter(self, dispatcher: Dispatcher, wanted: Wanted, *, asks: bool) -> int:
+    def _by_filter(self, dispatcher: Dispatcher, filters: Wanted, *, asks: bool) -> int:
         """Change what matches, no more than was confirmed; return the first refusal's code."""
-        matched = dispatcher.count(**wanted)
+        matched = dispatcher.count(**filters)
         what = f"{matched:,} message{'' if matched == 1 else 's'}"
         if matched and asks:
             confirm(f"{self.verb} {what}{self.also}?")
-        matching = dispatcher.select(oldest_first=True, **wanted)
+        matching = dispatcher.select(oldest_first=True, **filters)
         ids = (message.id for message in islice(matching, matched))
         batch: list[UUID] = []
         answered, done, code = None, 0, 0
@@ -252,7 +252,7 @@ class _Change:
             "matched": matched,
             "done": done,
             "refused": dict(reasons.most_common()),
-            "refusals": [{"id": each, "error": str(error)} for each, error in refusals],
+            "refusals": [{"id": refused_id, "error": str(error)} for refused_id, error in refusals],
             "complete": code == 0,
         }
         lines = [f"{self.verb}: {done:,} of {what} done"]
@@ -261,8 +261,8 @@ class _Change:
         return code or next((exit_code(error) for _, error in refusals), 0)
 
     def _answers(self, dispatcher: Dispatcher, batch: Sequence[UUID]) -> Iterable[_Answer]:
-        if many := getattr(dispatcher, f"{self.verb}_many", None):
-            answers: list[_Answer] = many(batch, **self.wish)
+        if change_many := getattr(dispatcher, f"{self.verb}_many", None):
+            answers: list[_Answer] = change_many(batch, **self.wish)
             return answers
         return (self._answer(dispatcher, message_id) for message_id in batch)
 

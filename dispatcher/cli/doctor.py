@@ -61,8 +61,8 @@ def check_before_start(settings: Settings) -> None:
     """End the command if the doctor finds an error with which a worker must not start."""
     with closing(App(settings)) as app:
         reasons = app.doctor().before_start()
-    for each in reasons:
-        say_error(f"{each.check}: {each.found}. Remedy: {each.remedy}")
+    for finding in reasons:
+        say_error(f"{finding.check}: {finding.found}. Remedy: {finding.remedy}")
     if reasons:
         say_error("the worker was not started; with --no-doctor it starts nevertheless")
         raise typer.Exit(1)
@@ -83,7 +83,7 @@ def _findings(examination: Examination) -> RenderableType:
     for reason, checks in skipped.items():
         text = Text(f"{visible_text(reason)}\n{', '.join(checks)}")
         rows.append((Text(Level.SKIPPED, style="dim"), f"{len(checks)} checks", text))
-    counts = (f"{many} {level.value}" for level, many in examination.counts.items() if many)
+    counts = (f"{count} {level.value}" for level, count in examination.counts.items() if count)
     return Group(output.listed(("", "", ""), rows, wraps=True), ", ".join(counts))
 
 
@@ -116,20 +116,20 @@ def rebuild(
     """
     with Dispatcher() as dispatcher:
         shards = dispatcher.settings.shards
-        wanted = len(set(shard)) if shard else shards
+        asked = len(set(shard)) if shard else shards
         if not yes:
-            confirm(f"Rebuild {wanted} of {shards} shards? Their submits are refused meanwhile.")
+            confirm(f"Rebuild {asked} of {shards} shards? Their submits are refused meanwhile.")
         with bar() as progress:
             task = progress.add_task("rows read")
             done = dispatcher.rebuild_windows(
                 shard or None,
                 progress=lambda read, total: progress.update(task, completed=read, total=total),
             )
-    text = f"{len(done)} of {wanted} shards rebuilt"
-    if len(done) < wanted:
+    text = f"{len(done)} of {asked} shards rebuilt"
+    if len(done) < asked:
         text += "\nthe others are being rebuilt by another process"
-    output.tell({"wanted": wanted, "rebuilt": done}, text)
-    if len(done) < wanted:
+    output.tell({"wanted": asked, "rebuilt": done}, text)
+    if len(done) < asked:
         raise typer.Exit(1)
 
 
@@ -140,7 +140,7 @@ def _differences(verified: Verified) -> RenderableType:
     if verified.closed:
         numbers = ", ".join(map(str, verified.closed))
         parts.append(f"not complete, so not judged: shards {numbers}")
-    parts += [f"{many} {fault.value}" for fault, many in verified.counts.items() if many]
+    parts += [f"{count} {fault.value}" for fault, count in verified.counts.items() if count]
     if verified.counts[Fault.FOREIGN]:
         parts.append("what is foreign was not written by the dispatcher; a rebuild deletes it")
     rows = [

@@ -71,18 +71,18 @@ class FilterOptions:
 
     @property
     def wanted(self) -> Wanted:
-        given = parameters_of(self)
-        return cast("Wanted", {name: given[name] for name in Wanted.__annotations__})
+        parameters = parameters_of(self)
+        return cast("Wanted", {name: parameters[name] for name in Wanted.__annotations__})
 
 
 def parameters_of(options: object) -> dict[str, Any]:
-    given = dict(vars(options))
-    if "scopes" in given:
-        given["scopes"] = read_scopes(given["scopes"] or (), field="scopes")
+    parameters = dict(vars(options))
+    if "scopes" in parameters:
+        parameters["scopes"] = read_scopes(parameters["scopes"] or (), field="scopes")
     for name in _LENGTHS:
-        if given.get(name) is not None:
-            given[name] = parse_length(given[name], name)
-    return given
+        if parameters.get(name) is not None:
+            parameters[name] = parse_length(parameters[name], name)
+    return parameters
 
 
 Kind = Annotated[
@@ -130,14 +130,14 @@ def held(
 ) -> None:
     """List held messages, oldest first: the outcome of their last attempt is unknown."""
     with Dispatcher() as dispatcher:
-        found = dispatcher.held(limit=limit)
+        messages = dispatcher.held(limit=limit)
         zone = dispatcher.settings.zone
     others = {
         "tries": lambda message: f"{message.attempt_count} of {message.max_attempts}",
         f"held since ({zone})": lambda message: output.second_text(message.next_attempt_at, zone),
     }
     names = ("id", "channel", "recipient")
-    output.tell_rows(found, names, others, otherwise="no messages are held")
+    output.tell_rows(messages, names, others, otherwise="no messages are held")
 
 
 @command("dispatcher suppress ada@example.org", "dispatcher suppress +4915112345678 --channel sms")

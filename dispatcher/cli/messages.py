@@ -169,11 +169,11 @@ def update(
 def show(message_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
     """Show one message: its fields, its reservations, each attempt, the next step."""
     with Dispatcher() as dispatcher:
-        found = dispatcher.story(message_id)
+        story = dispatcher.story(message_id)
     if output.as_json:
-        output.write_json(found)
+        output.write_json(story)
     else:
-        _show(found)
+        _show(story)
 
 
 @command(
@@ -207,7 +207,7 @@ def _tell(message: Message) -> None:
 
 def left_out_without_channel(settings: Settings) -> str | None:
     channels = settings.channels.values()
-    if not any(each.quiet or each.quotas or each.recipient_quotas for each in channels):
+    if not any(channel.quiet or channel.quotas or channel.recipient_quotas for channel in channels):
         return None
     return "without --channel the quotas and quiet hours of channels are not considered"
 

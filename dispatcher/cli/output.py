@@ -45,8 +45,8 @@ _PIPED_WIDTH = 160
 class Terminal(Console):
     """A console that escapes control characters, so that no terminal obeys foreign text."""
 
-    def render(self, *given: Any, **more: Any) -> Iterator[Segment]:
-        for text, style, control in super().render(*given, **more):
+    def render(self, *arguments: Any, **more: Any) -> Iterator[Segment]:
+        for text, style, control in super().render(*arguments, **more):
             yield Segment(text if control else visible_lines(text), style, control)
 
 

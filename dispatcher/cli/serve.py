@@ -106,7 +106,7 @@ def page_beside(settings: Settings, *, signs_in: bool) -> Iterator[str | None]:
                 yield f"page: {address}"
             return
         stored = app_of(dispatcher).api_keys
-        stored.revoke([each.id for each in stored.named(_OF_UP) if each.is_valid])
+        stored.revoke([key.id for key in stored.named(_OF_UP) if key.is_valid])
         ends = app_of(dispatcher).clock.now() + _KEY_OF_UP
         key, token = add_key(stored, _OF_UP, expires_at=ends)
         try:
@@ -154,7 +154,7 @@ def add(
             app.api_keys,
             name,
             rights=right or tuple(Right),
-            channels=[known_channel(each, app.settings) for each in channel or ()] or None,
+            channels=[known_channel(text, app.settings) for text in channel or ()] or None,
             scope=scope,
             rate=rate,
             expires_at=None if lasts is None else app.clock.now() + lasts,
@@ -198,7 +198,7 @@ def revoke(name: Annotated[str, typer.Argument(metavar="NAME_OR_ID")]) -> None:
 
     with closing(App(Settings.load())) as app:
         ended = revoke_key(app.api_keys, name)
-    ids = [each.id for each in ended]
+    ids = [key.id for key in ended]
     output.tell(ids, f"revoked: {', '.join(ids)}")
 
 

@@ -82,9 +82,9 @@ def up() -> None:
     settings = Settings.load()
     folder = settings.data_dir
     own = embedded_addresses(folder)
-    given = settings.model_dump(exclude={"data_dir", *own})
+    values = settings.model_dump(exclude={"data_dir", *own})
     elsewhere = [name for name, address in own.items() if getattr(settings, name) != address]
-    with until_stopped() as stopped, environment(folder, **given, tell=say_error) as running:
+    with until_stopped() as stopped, environment(folder, **values, tell=say_error) as running:
         output.out.print(f"up in {running.data_dir} – Ctrl-C ends it")
         if elsewhere:
             say_warning(
@@ -100,7 +100,7 @@ def up() -> None:
                 f'--recipient {recipient} --text hello --send-in "5 seconds"',
                 soft_wrap=True,
             )
-        names = [name for name, each in running.channels.items() if each.transport == "console"]
+        names = [name for name, named in running.channels.items() if named.transport == "console"]
         log = running.data_dir / "logs" / "worker.log"
         if names:
             output.out.print(f"what goes to {', '.join(names)} is shown here, and kept in {log}")

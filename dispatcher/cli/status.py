@@ -97,8 +97,8 @@ def top(
 ) -> None:
     """Rank the scopes, recipients or channels with most due messages, and their fullest quota."""
     with Dispatcher() as dispatcher:
-        found = dispatcher.top(of, by=by, within=parse_length(within, "within"), limit=limit)
-    output.tell(found, tops_picture(found))
+        tops = dispatcher.top(of, by=by, within=parse_length(within, "within"), limit=limit)
+    output.tell(tops, tops_picture(tops))
 
 
 @command(
@@ -118,8 +118,8 @@ def load(
     them. They are shown first, then the busiest ones.
     """
     with Dispatcher() as dispatcher:
-        found = dispatcher.load(within=parse_length(within, "within"))
-    output.tell(found, load_picture(found, limit=limit))
+        to_come = dispatcher.load(within=parse_length(within, "within"))
+    output.tell(to_come, load_picture(to_come, limit=limit))
 
 
 @command(
@@ -135,8 +135,8 @@ def refusals(
     """Show which rules refused how many submits, and how far away the next slots were."""
     length = parse_length(since, "since")
     with Dispatcher() as dispatcher:
-        found = dispatcher.refusals(since=length, quota=quota, last=last)
-    output.tell(found, refusals_picture(found))
+        refused = dispatcher.refusals(since=length, quota=quota, last=last)
+    output.tell(refused, refusals_picture(refused))
 
 
 @command(
@@ -348,7 +348,7 @@ def refusals_picture(refusals: Refusals) -> RenderableType:
     if not refusals.rules:
         return Text(f"no submit was refused since {output.second_text(refusals.since)} UTC")
     headings = ("rule", "refused", "next slot within, p50", "p95")
-    rules = [(_rule(each), each.refused, each.wait_p50, each.wait_p95) for each in refusals.rules]
+    rules = [(_rule(rule), rule.refused, rule.wait_p50, rule.wait_p95) for rule in refusals.rules]
     parts = [output.listed(headings, rules)]
     if refusals.last:
         last = [
