@@ -119,24 +119,24 @@ class Caller:
             raise forbidden(f"the key is bound to {kind} {quoted(name)}")
         return replace(draft, scopes=scopes)
 
-    def narrowed(self, wanted: Wanted) -> Wanted:
+    def narrowed(self, filters: Wanted) -> Wanted:
         """Return filters that match the caller's messages alone. Refuses those of others.
 
         Whether there are messages would tell a recipient.
         """
-        scopes = dict(wanted.get("scopes") or {})
-        if wanted.get("recipient") or wanted.get("scope") or any(map(is_recipient_kind, scopes)):
+        scopes = dict(filters.get("scopes") or {})
+        if filters.get("recipient") or filters.get("scope") or any(map(is_recipient_kind, scopes)):
             self.check(Right.RECIPIENTS_READ)
         if self.scope is not None:
             kind, name = self.scope
             if scopes.setdefault(kind, name) != name:
                 raise forbidden(f"the key is bound to another {kind}")
-        channel = wanted.get("channel")
+        channel = filters.get("channel")
         if channel is None and self.channels:
             channel = sorted(self.channels)
         elif self.channels is not None:
             self.check_channel(channel)
-        return {**wanted, "channel": channel, "scopes": scopes or None}
+        return {**filters, "channel": channel, "scopes": scopes or None}
 
     def own_key(self, key: str | None, field: str = "idempotency_key") -> str | None:
         """Return an idempotency key as it is stored. Raises InvalidDraft for one that is none."""
@@ -262,12 +262,12 @@ def add_key(
     """Make a key; return it and its secret. Raises InvalidValue where the name has a valid one."""
     check_text("name", name, longest=_LONGEST_NAME)
     before = keys.named(name)
-    if any(each.is_valid for each in before):
+    if any(key.is_valid for key in before):
         raise InvalidValue("name", f"{quoted(name)} has a key", "another name, or rotate that key")
     known = tuple(map(str, Right))
-    for each in rights:
-        if each not in known:
-            raise InvalidValue("rights", f"there is no right {quoted(each)}", ", ".join(known))
+    for right in rights:
+        if right not in known:
+            raise InvalidValue("rights", f"there is no right {quoted(right)}", ", ".join(known))
     if rate is not None:
         parse(rate)
     return _stored(
@@ -290,9 +290,9 @@ def rotate_key(keys: ApiKeys, name: str, *, overlap: timedelta) -> tuple[ApiKey,
     known = keys.named(name)
     valid = [key for key in known if key.is_valid]
     if len(valid) != 1:
-        many = "no valid key" if not valid else "two valid keys already"
+        problem = "has no valid key" if not valid else "has two valid keys already"
         accepted = "a name with one; `keys revoke` ends one of two"
-        raise InvalidValue("name", f"{quoted(name)} has {many}", accepted)
+        raise InvalidValue("name", f"{quoted(name)} {problem}", accepted)
     [before] = valid
     same = {field: getattr(before, field) for field in _ROTATED}
     expires_at = before.expires_at
@@ -312,15 +312,15 @@ def revoke_key(keys: ApiKeys, name_or_id: str) -> list[ApiKey]:
     return [key for key in keys.named() if name_or_id in (key.name, key.id)]
 
 
-def _stored(keys: ApiKeys, before: Sequence[ApiKey], **given: Any) -> tuple[ApiKey, str]:
+def _stored(keys: ApiKeys, before: Sequence[ApiKey], **fields: Any) -> tuple[ApiKey, str]:
     """Store a key that follows the one that no other follows: the database's clock may go back."""
     key_id = secrets.token_hex(6)
     token = f"{_PREFIX}{key_id}_{secrets.token_urlsafe(32)}"
-    followed = {each.follows for each in before}
-    follows = next((each.id for each in before if each.id not in followed), "")
-    stored = keys.add(key_id, digest_of(token), **given, follows=follows)
+    followed = {key.follows for key in before}
+    follows = next((last.id for last in before if last.id not in followed), "")
+    stored = keys.add(key_id, digest_of(token), **fields, follows=follows)
     if stored is None:
-        problem = f"another call has just made a key {quoted(given['name'])}"
+        problem = f"another call has just made a key {quoted(fields['name'])}"
         raise InvalidValue("name", problem, "another name, or rotate that key")
     return stored, token
 
@@ -351,7 +351,7 @@ class Loopback:
         address = request.client.host if request.client is not None else ""
         named = request.url.hostname or ""
         is_passed_on = request.scope.get("http_version") == "1.0" or any(
-            each in request.headers for each in _OF_PROXIES
+            header in request.headers for header in _OF_PROXIES
         )
         return self._caller if _is_here(address) and _is_here(named) and not is_passed_on else None
 

@@ -158,7 +158,7 @@ class Api(FastAPI):
                 route_class_override=CallRoute,
             )
         paths = _document()["paths"].values()
-        self.operations = {each["operationId"]: each for path in paths for each in path.values()}
+        self.operations = {call["operationId"]: call for path in paths for call in path.values()}
         """What the document says of each call, by its name."""
         self.add_middleware(CallMiddleware)
         if self.settings.allowed_hosts:
@@ -196,10 +196,10 @@ def _in_thread(endpoint: Endpoint) -> Callable[..., Coroutine[Any, Any, Response
     """Run it in threads that it gets with the call: FastAPI keeps functions for ever."""
 
     @wraps(endpoint.function)
-    async def answered(context: Context, **given: Any) -> Response:
+    async def answered(context: Context, **parameters: Any) -> Response:
         if endpoint.is_unbound:
             context.caller.check_unbound()
-        service, work = context.service, partial(endpoint.function, context, **given)
+        service, work = context.service, partial(endpoint.function, context, **parameters)
         if endpoint.is_long:
             return await service.long.run_for(context.caller.name, work)
         return await service.threads.run(work)
@@ -210,9 +210,9 @@ def _in_thread(endpoint: Endpoint) -> Callable[..., Coroutine[Any, Any, Response
 class CallRoute(APIRoute):
     """Checks the rights of a caller before FastAPI reads a call, and bounds its length."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        [self.described] = [each for each in ENDPOINTS if each.name == self.operation_id]
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        [self.described] = [call for call in ENDPOINTS if call.name == self.operation_id]
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] in (self.methods or ()):
@@ -300,11 +300,11 @@ def add_bodies(schemas: dict[str, Any], body_types: BodyTypes) -> None:
         name = f"body.{channel}"
         schema = body_types.json_schema(channel, f"#/components/schemas/{name}.{{model}}")
         parts = schema.pop("$defs", {})
-        schemas |= {f"{name}.{part}": each for part, each in parts.items()} | {name: schema}
+        schemas |= {f"{name}.{part}": model for part, model in parts.items()} | {name: schema}
         body = {"anyOf": [{"$ref": f"#/components/schemas/{name}"}, {"type": "null"}]}
         rule = {
             "if": {"properties": {"channel": {"const": channel}}, "required": ["channel"]},
             "then": {"properties": {"body": body}},
         }
-        for each in (models.NewMessage, models.NewMessageLine):
-            schemas[each.__name__].setdefault("allOf", []).append(rule)
+        for model in (models.NewMessage, models.NewMessageLine):
+            schemas[model.__name__].setdefault("allOf", []).append(rule)

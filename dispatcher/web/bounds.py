@@ -143,28 +143,28 @@ class Threads:
         self._executor = ThreadPoolExecutor(1)
         self._executor.shutdown()
 
-    async def run(self, act: Callable[[*Ts], T], *given: *Ts) -> T:
+    async def run(self, act: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """Return what ``act`` returns in a thread, in the context of the awaiting task.
 
         Where that task is cancelled, an ``act`` that runs goes on; one that waits for a thread is
         not called. Raises RuntimeError after the dispatcher was closed.
         """
-        return await wrap_future(self.submit(act, *given))
+        return await wrap_future(self.submit(act, *arguments))
 
-    def submit(self, act: Callable[[*Ts], T], *given: *Ts) -> Future[T]:
-        work = partial(copy_context().run, called, partial(act, *given))
+    def submit(self, act: Callable[[*Ts], T], *arguments: *Ts) -> Future[T]:
+        work = partial(copy_context().run, called, partial(act, *arguments))
         try:
             return self._executor.submit(work)
         except RuntimeError:  # none yet; or closed, and a Django project's dispatcher built anew
             self._executor = threads_of(self._dispatcher, self._most)
             return self._executor.submit(work)
 
-    async def run_for(self, name: str, act: Callable[[*Ts], T], *given: *Ts) -> T:
+    async def run_for(self, name: str, act: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """Return as :meth:`run`, in the turn of that name, which lasts until ``act`` has ended."""
         turn = self._dispatcher._turn(self._names[name], self._most_of_one)
         await turn.acquire()
         try:
-            call = self.submit(act, *given)
+            call = self.submit(act, *arguments)
         except BaseException:
             turn.release()
             raise

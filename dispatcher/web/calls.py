@@ -91,7 +91,7 @@ def submit(context: CallContext) -> Response:
 def plan(context: CallContext) -> Response:
     """Return the result that messages would have if they were submitted now."""
     messages = context.payload(models.Plans).messages
-    made = context.dispatcher.plan([context.caller.own(each.draft()) for each in messages])
+    made = context.dispatcher.plan([context.caller.own(message.draft()) for message in messages])
     return answer(models.PlanOut.of(made, partial(problem_for, context.request)))
 
 
@@ -123,8 +123,8 @@ def _shown(
     until = clock.monotonic() + _LIST_PATIENCE.total_seconds()
     while True:
         left = timedelta(seconds=max(0.0, until - clock.monotonic()))
-        many = min(limit - len(shown), _READ_AT_ONCE)
-        page = listing.page(selection, limit=many, after=after, patience=left)
+        most = min(limit - len(shown), _READ_AT_ONCE)
+        page = listing.page(selection, limit=most, after=after, patience=left)
         for message in page:
             seen = context.shown(message)
             size += len(seen.text().encode())
@@ -158,7 +158,7 @@ def get(
     movable = context.caller.movable(context.service.parts, message_id)
     tag = etag_of(movable)
     # A proxy that compresses answers marks their tags as weak.
-    known = {each.strip().removeprefix("W/") for each in (if_none_match or "").split(",")}
+    known = {tag.strip().removeprefix("W/") for tag in (if_none_match or "").split(",")}
     if not known.isdisjoint(("*", tag)):
         return Response(status_code=304, headers={"ETag": tag})
     return answer(context.shown(movable.message), headers={"ETag": tag})
@@ -181,8 +181,8 @@ def _edit(name: str, text: str, model: type[BaseModel] | None = None) -> Callabl
     """Return a call, described by ``text``, that makes the change of that name."""
 
     def edit(context: CallContext, message_id: Id, if_match: IfMatch = None) -> Response:
-        given = {} if model is None else context.payload(model).model_dump()
-        return _changed(context, message_id, if_match, getattr(context.dispatcher, name), **given)
+        fields = {} if model is None else context.payload(model).model_dump()
+        return _changed(context, message_id, if_match, getattr(context.dispatcher, name), **fields)
 
     edit.__name__, edit.__doc__ = name, text
     return edit
@@ -200,7 +200,7 @@ def _changed(
     message_id: str,
     if_match: str | None,
     change: Callable[..., object],
-    **given: Any,
+    **parameters: Any,
 ) -> Response:
     """Make a change to the version that an ``If-Match`` header names; answer by what it is then."""
     parts = context.service.parts
@@ -209,19 +209,19 @@ def _changed(
     is_any = "*" in tags
     if not is_any and etag_of(before) not in tags:
         raise MessageChanged(before.message.id)
-    change(before.message.id, **given, if_unchanged=None if is_any else before.message)
+    change(before.message.id, **parameters, if_unchanged=None if is_any else before.message)
     now = parts.messages.movable(before.message.id)
     return answer(context.shown(now.message), headers={"ETag": etag_of(now)})
 
 
 def _selection(context: Context, filters: models.Filters) -> Selection:
     caller = context.caller
-    wanted = filters.model_dump(include=set(Wanted.__annotations__)) | {
+    narrowed = filters.model_dump(include=set(Wanted.__annotations__)) | {
         "scopes": read_scopes(filters.count or (), field="count"),
         "idempotency_key": caller.own_key(filters.key, "key"),
         "key_prefix": caller.own_key(filters.key_prefix, "key_prefix"),
     }
-    return selection_of(caller.narrowed(cast("Wanted", wanted)), context.service.settings)
+    return selection_of(caller.narrowed(cast("Wanted", narrowed)), context.service.settings)
 
 
 def timeline(
@@ -284,16 +284,16 @@ def next_slot(
     return answer(models.SlotOut(**shown))
 
 
-def _read(context: Context, kind: str, scope: str, channel: str | None, **given: Any) -> Timeline:
+def _read(context: Context, kind: str, scope: str, channel: str | None, **span: Any) -> Timeline:
     if kind == _RECIPIENT:
-        return context.dispatcher.timeline(scope, channel=channel, **given)
+        return context.dispatcher.timeline(scope, channel=channel, **span)
     kinds = (_RECIPIENT, _CHANNEL, *context.service.settings.scopes)
     if kind not in kinds:
         raise InvalidDraft("kind", f"there is no kind {quoted(kind)}", f"one of {', '.join(kinds)}")
     _check_not_given(kind, channel=channel)
     if kind == _CHANNEL:
-        return context.dispatcher.timeline(channel=scope, **given)
-    return context.dispatcher.timeline(scope, kind=kind, **given)
+        return context.dispatcher.timeline(channel=scope, **span)
+    return context.dispatcher.timeline(scope, kind=kind, **span)
 
 
 def _check_not_given(kind: str, **parameters: str | None) -> None:
@@ -369,13 +369,13 @@ def refusals(
 
 def _suppressed(context: Context, stored: Iterable[Suppression]) -> Response:
     caller, digest = context.caller, context.service.digest
-    shown = [models.SuppressionOut.of(each, caller, digest) for each in stored]
+    shown = [models.SuppressionOut.of(suppression, caller, digest) for suppression in stored]
     return answer(models.SuppressionsOut(suppressions=shown))
 
 
 def _paused(context: Context, in_force: Iterable[Pause]) -> Response:
     caller, digest = context.caller, context.service.digest
-    shown = [models.PauseOut.of(each, caller, digest) for each in in_force]
+    shown = [models.PauseOut.of(pause, caller, digest) for pause in in_force]
     return answer(models.PausesOut(pauses=shown))
 
 
@@ -466,10 +466,10 @@ def _submit_lines(context: Context, first: int, lines: list[bytes]) -> str:
 
 def _draft_of(line: bytes, caller: Caller) -> Draft:
     try:
-        given = json.loads(line)
+        fields = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise InvalidDraft(_THE_LINE, json_problem(error), "an object") from None
-    new = validated(models.NewMessageLine, given, whole=_THE_LINE)
+    new = validated(models.NewMessageLine, fields, whole=_THE_LINE)
     return caller.own(new.draft(caller.own_key(new.idempotency_key)))
 
 

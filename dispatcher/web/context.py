@@ -118,19 +118,19 @@ class Context:
         if not self.raw:
             raise InvalidDraft(THE_CALL, "its body is missing", "an object")
         try:
-            given = json.loads(self.raw)
+            body = json.loads(self.raw)
         except (ValueError, RecursionError) as error:
             raise HTTPException(400, f"the body {json_problem(error)}") from None
-        return validated(model, given)
+        return validated(model, body)
 
     def check(self, *rights: Right) -> None:
         """Refuse a call without these rights, or with query names that, ignored, would alter it."""
         for right in rights:
             self.caller.check(right)
         parameters = self.operation.get("parameters", ())
-        names = [each["name"] for each in parameters if each["in"] == "query"]
-        given = Counter(name for name, _ in self.request.query_params.multi_items())
-        for name, times in given.items():
+        names = [parameter["name"] for parameter in parameters if parameter["in"] == "query"]
+        counts = Counter(name for name, _ in self.request.query_params.multi_items())
+        for name, times in counts.items():
             if name not in names:
                 raise unknown_name(name, "parameter", names)
             if times > 1 and name != "count":
@@ -147,16 +147,16 @@ class Context:
         return models.MessageOut.of(message, self.caller, self.service.digest)
 
 
-def validated(model: type[BodyT], given: Any, *, whole: str = THE_CALL) -> BodyT:
+def validated(model: type[BodyT], body: Any, *, whole: str = THE_CALL) -> BodyT:
     """Return a body. Raises InvalidDraft for its first mistake, a field that is unknown before all.
 
     It names ``whole`` where nothing could be read.
     """
     try:
-        return model.model_validate(given)
+        return model.model_validate(body)
     except ValidationError as error:
         mistakes = error.errors(include_url=False, include_input=False)
-    unknown = (each for each in mistakes if each["type"] == "extra_forbidden")
+    unknown = (error for error in mistakes if error["type"] == "extra_forbidden")
     mistake = next(unknown, mistakes[0])
     if mistake["type"] != "extra_forbidden":
         raise invalid(mistake, mistake["loc"], whole)
@@ -170,8 +170,8 @@ def problem_for(request: Request, error: DispatcherError | Refused) -> dict[str,
         return error.problem
     caller: Caller | None = getattr(request.state, "caller", None)
     if isinstance(error, IdempotencyConflict) and caller is not None:
-        given = caller.shown_key(error.key) or error.key
-        error = IdempotencyConflict(given, error.message_id)
+        key = caller.shown_key(error.key) or error.key
+        error = IdempotencyConflict(key, error.message_id)
     problem = problem_of(error, whole=caller is not None and caller.sees_conflicts)
     if "field" not in problem:
         return problem
@@ -180,7 +180,7 @@ def problem_for(request: Request, error: DispatcherError | Refused) -> dict[str,
         names["recipient"] = "scope"
     if request.method == "GET":
         names["scopes"] = "count"
-    words = {name: each for name, each in names.items() if "_" in name}
+    words = {name: shown for name, shown in names.items() if "_" in name}
     field, dot, rest = problem["field"].partition(".")
     named = {"field": f"{names.get(field, field)}{dot}{rest}"}
     named |= {name: with_names(problem[name], words) for name in ("problem", "accepted")}

@@ -218,7 +218,8 @@ class PlanOut(Out):
     def of(cls, plan: PlanOfDrafts, problem_of: Callable[[Any], Json]) -> Self:
         fields = {name: getattr(plan, name) for name in cls.model_fields}
         fields["rejections"] = [
-            Rejected(number=each.number, problem=problem_of(each.error)) for each in plan.rejections
+            Rejected(number=rejection.number, problem=problem_of(rejection.error))
+            for rejection in plan.rejections
         ]
         return cls(**fields)
 
@@ -350,8 +351,8 @@ class OutOfLengths(Out):
 
     @model_validator(mode="before")
     @classmethod
-    def _read(cls, found: object) -> dict[str, Any]:
-        return _fields_of(found, cls.model_fields)
+    def _read(cls, value: object) -> dict[str, Any]:
+        return _fields_of(value, cls.model_fields)
 
 
 class SignOut(OutOfLengths):
@@ -429,7 +430,7 @@ LoadOut, RefusalsOut = map(_model_of, (LoadToCome, Refusals))
 
 def _fields_of(shown: object, names: Iterable[str]) -> dict[str, Any]:
     fields = {name: getattr(shown, name.removesuffix(_SECONDS)) for name in names}
-    lengths = {name: each for name, each in fields.items() if isinstance(each, timedelta)}
+    lengths = {name: value for name, value in fields.items() if isinstance(value, timedelta)}
     return fields | {name: length.total_seconds() for name, length in lengths.items()}
 
 
@@ -440,7 +441,7 @@ def _recipient(recipient: str, caller: Caller, digest: Digest) -> dict[str, Any]
 
 
 def _as_lengths(fields: dict[str, Any]) -> dict[str, Any]:
-    for name in [each for each in fields if each.endswith(_SECONDS)]:
+    for name in [name for name in fields if name.endswith(_SECONDS)]:
         seconds = fields.pop(name)
         length = None if seconds is None else timedelta(seconds=seconds)
         fields[name.removesuffix(_SECONDS)] = length

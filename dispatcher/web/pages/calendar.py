@@ -73,17 +73,17 @@ class CalendarQuery:
 
     @classmethod
     def of(cls, visit: Visit) -> CalendarQuery:
-        given = visit.query
-        recipient, channel = given.get("recipient"), given.get("channel")
+        fields = visit.query
+        recipient, channel = fields.get("recipient"), fields.get("channel")
         with suppress(InvalidDraft):  # a scope of another name has no spelling
             if recipient is not None:
                 recipient = visit.site.settings.spellings.one(recipient, channel)
         return cls(
             recipient=recipient,
-            scope=given.get("scope"),
+            scope=fields.get("scope"),
             channel=channel,
-            scopes=given.scopes,
-            view=VIEWS[given.one_of(VIEWS, "view", "hours" if given["at"] else "day")],
+            scopes=fields.scopes,
+            view=VIEWS[fields.one_of(VIEWS, "view", "hours" if fields["at"] else "day")],
         )
 
     @property
@@ -136,13 +136,13 @@ class TableRow(NamedTuple):
 
 
 def calendar(visit: Visit) -> Response:
-    wanted = CalendarQuery.of(visit)
-    shown: dict[str, Any] = {"wanted": wanted, "views": VIEWS, "timeline": None,
+    query = CalendarQuery.of(visit)
+    shown: dict[str, Any] = {"query": query, "views": VIEWS, "timeline": None,
                              "verdict": None, "error": None, "closed": None, "opt_outs": (),
                              "pauses": ()}  # fmt: skip
-    if not wanted.is_asked:
+    if not query.is_asked:
         return visit.show("calendar.html", **shown)
-    _check(visit, wanted)
+    _check(visit, query)
     try:
         now = visit.parts.clock.now()
         begin = from_ms(to_ms(now))
@@ -151,19 +151,19 @@ def calendar(visit: Visit) -> Response:
         at = _time(visit, "at", near=begin) if visit.query["at"] else None
         is_moved = visit.query["start"] and (at is None or at >= now)
         shown_from = begin if at is None or is_moved else at - _BEFORE
-        start, end = stretch_of(wanted.view, shown_from, visit.zone)
-        timeline = _read(visit, wanted, start, end)
-        scopes = [each.scope for each in timeline.windows]
+        start, end = stretch_of(query.view, shown_from, visit.zone)
+        timeline = _read(visit, query, start, end)
+        scopes = [window.scope for window in timeline.windows]
         refused = visit.parts.refusals.of(scopes, last=_MOST_NOTED)
-        verdict = None if at is None else _verdict(visit, wanted, timeline, at, now)
-        opt_outs = _opt_outs(visit, wanted)
+        verdict = None if at is None else _verdict(visit, query, timeline, at, now)
+        opt_outs = _opt_outs(visit, query)
     except DispatcherError as error:
         said = named_as_here(error) if isinstance(error, InvalidDraft) else error
         shown["error"] = visit.error_text(said)
         return visit.show("calendar.html", status_of(error), **shown)
     closed = None
-    if not {None, wanted.channel}.isdisjoint(opt_outs):
-        closed = visit.error_text(Suppressed(wanted.channel or "every channel"))
+    if not {None, query.channel}.isdisjoint(opt_outs):
+        closed = visit.error_text(Suppressed(query.channel or "every channel"))
         timeline = replace(timeline, slots=())
         if verdict is not None:
             verdict = Verdict(at=verdict.at, fits=False, text=closed, is_past=verdict.is_past)
@@ -174,19 +174,19 @@ def calendar(visit: Visit) -> Response:
     marked = slot if verdict is None else verdict.next_slot
     if marked is not None:
         lines.append((marked, "next free slot", "slot"))
-    drawn = Picture(timeline, wanted.view, now, lines)
+    drawn = Picture(timeline, query.view, now, lines)
     entries, left_out = _table(visit, timeline, drawn)
     rules = zones.rules(visit.zone)
     before, after = (
         visit.here(start=moved(start, length, rules).isoformat(), at=None)
-        for length in (-wanted.view.whole, wanted.view.whole)
+        for length in (-query.view.whole, query.view.whole)
     )
     shown |= {
         "timeline": timeline, "verdict": verdict, "slot": slot, "picture": drawn, "now": now,
         "refused": refused[:_MOST_REFUSALS], "closed": closed,
         "noted": () if at is None else _noted(refused, at),
-        "opt_outs": [each for each in opt_outs if each != wanted.channel] if not closed else (),
-        "pauses": [each for each in visit.parts.pauses.in_force() if wanted.has(each)],
+        "opt_outs": () if closed else [name for name in opt_outs if name != query.channel],
+        "pauses": [pause for pause in visit.parts.pauses.in_force() if query.has(pause)],
         "entries": entries, "left_out": left_out, "before": before, "after": after,
         "sizes": _SIZES,
     }  # fmt: skip
@@ -200,33 +200,33 @@ PAGES = (
 )  # fmt: skip
 
 
-def _check(visit: Visit, wanted: CalendarQuery) -> None:
+def _check(visit: Visit, query: CalendarQuery) -> None:
     if visit.caller.is_bound:
-        is_one = wanted.counted is None and wanted.channel is None and len(wanted.scopes) == 1
-        [scope] = wanted.scopes.items() if is_one else [("recipient", wanted.counted or "")]
+        is_one = query.counted is None and query.channel is None and len(query.scopes) == 1
+        [scope] = query.scopes.items() if is_one else [("recipient", query.counted or "")]
         visit.caller.check_scope(*scope)
 
 
-def _read(visit: Visit, wanted: CalendarQuery, start: datetime, end: datetime) -> Timeline:
-    kind, name, scopes = None, wanted.counted, dict(wanted.scopes) or None
+def _read(visit: Visit, query: CalendarQuery, start: datetime, end: datetime) -> Timeline:
+    kind, name, scopes = None, query.counted, dict(query.scopes) or None
     if name is None and scopes:
-        if wanted.channel is not None:
+        if query.channel is not None:
             raise InvalidDraft("recipient", "not given", "a recipient, or one of channel and scope")
         if len(scopes) == 1:
             [(kind, name)] = scopes.items()
             scopes = None
     return visit.parts.timeline_reader.read(
-        name, channel=wanted.channel, scopes=scopes, zone=visit.zone, kind=kind, start=start,
-        length=end - start, spell=wanted.scope is None,
+        name, channel=query.channel, scopes=scopes, zone=visit.zone, kind=kind, start=start,
+        length=end - start, spell=query.scope is None,
     )  # fmt: skip
 
 
-def _opt_outs(visit: Visit, wanted: CalendarQuery) -> list[str | None]:
-    if wanted.recipient is None:
+def _opt_outs(visit: Visit, query: CalendarQuery) -> list[str | None]:
+    if query.recipient is None:
         return []
     try:
-        found = visit.dispatcher.suppressed(wanted.recipient)
-        return [each.channel for each in islice(found, _MOST_OPT_OUTS)]
+        opt_outs = visit.dispatcher.suppressed(query.recipient)
+        return [opt_out.channel for opt_out in islice(opt_outs, _MOST_OPT_OUTS)]
     except InvalidDraft:
         return []  # a scope of another name is no recipient
 
@@ -247,7 +247,7 @@ def _noted(refused: Sequence[LastRefusal], at: datetime) -> Sequence[LastRefusal
 
 
 def _verdict(
-    visit: Visit, wanted: CalendarQuery, timeline: Timeline, at: datetime, now: datetime
+    visit: Visit, query: CalendarQuery, timeline: Timeline, at: datetime, now: datetime
 ) -> Verdict:
     """Judge a time by the rule by which a submit is judged, without booking.
 
@@ -258,16 +258,16 @@ def _verdict(
         text, slot = "Nothing can be booked for it any more.", next(iter(timeline.slots), None)
         return Verdict(at=at, fits=False, is_past=True, text=text, next_slot=slot)
     is_large = any(window.many > _MOST_COPIED for window in timeline.windows)
-    if wanted.recipient is None or wanted.channel is None or is_large:
-        return _by_slot(visit, wanted, timeline, at)
+    if query.recipient is None or query.channel is None or is_large:
+        return _by_slot(visit, query, timeline, at)
     draft = Draft(
-        channel=wanted.channel,
-        recipient=wanted.recipient,
-        scope=wanted.scope,
+        channel=query.channel,
+        recipient=query.recipient,
+        scope=query.scope,
         body={"text": "what if"},
         send_at=at,
         zone=visit.zone,
-        scopes=dict(wanted.scopes) or None,
+        scopes=dict(query.scopes) or None,
     )
     rejections = visit.dispatcher.plan([draft]).rejections
     if not rejections:
@@ -277,7 +277,7 @@ def _verdict(
         raise error
     if isinstance(error, InvalidDraft) and error.field.startswith("body"):
         # Only the transport of the channel knows what it takes.
-        return _by_slot(visit, wanted, timeline, at)
+        return _by_slot(visit, query, timeline, at)
     if not isinstance(error, QuotaExceeded):
         text, slot = visit.error_text(error), None
         if isinstance(error, QuietHours):
@@ -298,15 +298,15 @@ def _verdict(
     )
 
 
-def _by_slot(visit: Visit, wanted: CalendarQuery, timeline: Timeline, at: datetime) -> Verdict:
+def _by_slot(visit: Visit, query: CalendarQuery, timeline: Timeline, at: datetime) -> Verdict:
     """Judge a time by whether the next slot is that time; the timeline names what is in the way."""
-    if wanted.counted is not None:
+    if query.counted is not None:
         slot = visit.dispatcher.next_slot(
-            recipient=wanted.recipient, scope=wanted.scope, channel=wanted.channel, after=at,
-            zone=visit.zone, scopes=dict(wanted.scopes) or None,
+            recipient=query.recipient, scope=query.scope, channel=query.channel, after=at,
+            zone=visit.zone, scopes=dict(query.scopes) or None,
         )  # fmt: skip
     else:
-        slot = _read(visit, wanted, at, at + timedelta(minutes=1)).slots[0]
+        slot = _read(visit, query, at, at + timedelta(minutes=1)).slots[0]
     if slot == at:
         return Verdict(at=at, fits=True, text="It fits the quotas that are shown.")
     for lane in lanes_of(timeline):
@@ -318,7 +318,7 @@ def _by_slot(visit: Visit, wanted: CalendarQuery, timeline: Timeline, at: dateti
 
 
 def _is_within(instant: datetime, spans: Iterable[Span]) -> bool:
-    return any(each.begins_at <= instant < each.ends_at for each in spans)
+    return any(span.begins_at <= instant < span.ends_at for span in spans)
 
 
 def _table(visit: Visit, timeline: Timeline, drawn: Picture) -> tuple[Sequence[TableRow], int]:
@@ -376,7 +376,7 @@ class Block(NamedTuple):
 
 class Mark(NamedTuple):
     x: float
-    many: int
+    bookings: int
     at: datetime
     until: datetime
     message_id: UUID
@@ -412,10 +412,10 @@ def stretch_of(view: View, around: datetime, zone: str) -> tuple[datetime, datet
 
 
 def lanes_of(timeline: Timeline) -> list[Lane]:
-    quotas = [(window.scope, each) for window in timeline.windows for each in window.quotas]
+    quotas = [(window.scope, quota) for window in timeline.windows for quota in window.quotas]
     return [
-        Lane(str(each.quota), scope, number % PATTERNS + 1, each)
-        for number, (scope, each) in enumerate(quotas)
+        Lane(str(quota.quota), scope, number % PATTERNS + 1, quota)
+        for number, (scope, quota) in enumerate(quotas)
     ]
 
 
@@ -508,14 +508,14 @@ class Picture:
 
     def _marks(self, row: Span) -> list[Mark]:
         marks: list[Mark] = []
-        for each in self._timeline.windows[0].booked:
-            if not row.begins_at <= each.at < row.ends_at:
+        for booking in self._timeline.windows[0].booked:
+            if not row.begins_at <= booking.at < row.ends_at:
                 continue
-            x = self._x(row, each.at)
+            x = self._x(row, booking.at)
             if marks and x - marks[-1].x < _DOT:
-                marks[-1] = marks[-1]._replace(many=marks[-1].many + 1, until=each.at)
+                marks[-1] = marks[-1]._replace(bookings=marks[-1].bookings + 1, until=booking.at)
             else:
-                marks.append(Mark(x, 1, each.at, each.at, each.message_id))
+                marks.append(Mark(x, 1, booking.at, booking.at, booking.message_id))
         return marks
 
     def _x(self, row: Span, instant: datetime) -> float:

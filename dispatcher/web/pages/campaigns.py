@@ -54,8 +54,8 @@ PLAN_HEIGHT = 110
 _MOST_STEPS = 40
 _MINUTE = timedelta(minutes=1)
 _STEPS = tuple(
-    timedelta(minutes=each)
-    for each in (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1_440, 2_880, 10_080, 40_320)
+    timedelta(minutes=minutes)
+    for minutes in (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1_440, 2_880, 10_080, 40_320)
 )
 _FORM_BYTES = 65_536
 _MOST_LISTED = 50
@@ -92,8 +92,8 @@ def campaigns(visit: Visit, error: str | None = None) -> Response:
 def _counted(
     visit: Visit, campaign: str, patience: timedelta
 ) -> tuple[dict[str, dict[Status, int]], bool]:
-    wanted = visit.selection(visit.caller.narrowed({"campaign": campaign}))
-    return visit.parts.listing.counted(wanted, patience=patience)
+    selection = visit.selection(visit.caller.narrowed({"campaign": campaign}))
+    return visit.parts.listing.counted(selection, patience=patience)
 
 
 def _listed(visit: Visit) -> tuple[list[ListedCampaign], bool]:
@@ -267,7 +267,7 @@ class Upload:
         plan = app_of(dispatcher).submitter.plan(
             self._drafts(dispatcher), total=None, progress=self._count, refuse=self._refuse_draft
         )
-        self.refused.sort(key=lambda each: each[0])
+        self.refused.sort(key=lambda refusal: refusal[0])
         self.histogram = histogram(plan)
         self.plan = replace(plan, asked={}, promised={})
         return UploadState.PLANNED
@@ -275,11 +275,11 @@ class Upload:
     def _book(self, dispatcher: Dispatcher) -> UploadState:
         results = dispatcher.submit_many(self._drafts(dispatcher), progress=self._count)
         unknown: DispatcherError | None = None
-        for each in results:
-            if isinstance(each, Rejection):
-                self._refuse_draft(each)
-                if isinstance(each.error, Unavailable):
-                    unknown = each.error
+        for result in results:
+            if isinstance(result, Rejection):
+                self._refuse_draft(result)
+                if isinstance(result.error, Unavailable):
+                    unknown = result.error
         if unknown is not None:  # some rows can be booked yet: the file is kept
             raise unknown
         self.file.close()  # and so deleted
@@ -407,10 +407,10 @@ def histogram(plan: Plan) -> Histogram | None:
     if not times:
         return None
     first, last = min(times), max(times)
-    step = next((each for each in _STEPS if (last - first) // each < _MOST_STEPS), None)
+    step = next((step for step in _STEPS if (last - first) // step < _MOST_STEPS), None)
     if step is None:
         step = _STEPS[-1] * -(-(last - first + _MINUTE) // (_STEPS[-1] * _MOST_STEPS))
-    many = (last - first) // step + 1
-    asked, promised = (summed(each, first, step, many) for each in (plan.asked, plan.promised))
-    stretches = [Stretch(first + n * step, asked[n], promised[n]) for n in range(many)]
+    count = (last - first) // step + 1
+    asked, promised = (summed(counts, first, step, count) for counts in (plan.asked, plan.promised))
+    stretches = [Stretch(first + n * step, asked[n], promised[n]) for n in range(count)]
     return Histogram(step, max(*asked, *promised), stretches)

@@ -34,14 +34,14 @@ _MOST_MINUTES, _MOST_RANKED, _MOST_REFUSALS, _MOST_ROWS = 60, 20, 20, 200
 
 
 def overview(visit: Visit) -> Response:
-    found = hours = None
+    overview = hours = None
     if not visit.caller.is_bound:
-        found = visit.cached("overview", partial(visit.dispatcher.status, since=LOADS["day"]))
+        overview = visit.cached("overview", partial(visit.dispatcher.status, since=LOADS["day"]))
         # The page is worth more than this picture.
         with contextlib.suppress(StoreUnavailable, Refused):
             hours = visit.cached("last day", visit.parts.overviews.figures.last_day)
-    most = max(found.load.minutes, default=0) if found is not None else 0
-    return visit.show("overview.html", found=found, statuses=STATUSES, most=most, hours=hours)
+    most = max(overview.load.minutes, default=0) if overview is not None else 0
+    return visit.show("overview.html", overview=overview, statuses=STATUSES, most=most, hours=hours)
 
 
 def doctor(visit: Visit) -> Response:
@@ -63,12 +63,12 @@ _LONGEST_REASON = 200
 
 def load(visit: Visit) -> Response:
     within = visit.query.one_of(LOADS, "within", "day")
-    found, by_channel = visit.cached(("load", within), partial(_charted, visit, within))
+    load, by_channel = visit.cached(("load", within), partial(_charted, visit, within))
     # A channel that has left the settings may still have messages.
     only = visit.query.one_of(dict.fromkeys([*visit.channels, *by_channel]), "channel", "")
-    shown = [each for name, each in by_channel.items() if only in ("", name)]
-    step = (found.end - found.start) / BARS
-    return visit.show("load.html", found=found, shown=shown, within=within, lengths=LOADS,
+    shown = [chart for name, chart in by_channel.items() if only in ("", name)]
+    step = (load.end - load.start) / BARS
+    return visit.show("load.html", load=load, shown=shown, within=within, lengths=LOADS,
                       step=step, width=WIDTH, height=LOAD_HEIGHT)  # fmt: skip
 
 
@@ -82,43 +82,43 @@ def top(visit: Visit) -> Response:
     by = cast("By", visit.query.one_of(get_args(By), "by", "messages"))
     within = visit.query.one_of(RANKED, "within", "day")
     rank = partial(visit.dispatcher.top, of, by=by, within=RANKED[within], limit=_MOST_RANKED)
-    found = visit.cached(("top", of, by, within), rank)
-    return visit.show("top.html", found=found, by=by, within=within, lengths=RANKED,
+    ranking = visit.cached(("top", of, by, within), rank)
+    return visit.show("top.html", ranking=ranking, by=by, within=within, lengths=RANKED,
                       kinds=get_args(Of))  # fmt: skip
 
 
 def refusals(visit: Visit) -> Response:
-    given = visit.query
-    since = given.one_of(_SINCE, "since", "24")
+    query = visit.query
+    since = query.one_of(_SINCE, "since", "24")
     quotas = {
         str(quota)
         for kind, of_kind in visit.site.settings.quotas_of.items()
         if kind.partition(".")[0] != WITHOUT
         for quota in of_kind
     }
-    found, error, status = None, None, 200
+    refusals, error, status = None, None, 200
     try:
         length = timedelta(hours=int(since))
-        found = visit.dispatcher.refusals(
-            since=length, quota=given.get("quota"), last=_MOST_REFUSALS
+        refusals = visit.dispatcher.refusals(
+            since=length, quota=query.get("quota"), last=_MOST_REFUSALS
         )
     except (InvalidValue, ReservationsUnavailable) as refused:
         error, status = visit.error_text(refused), status_of(refused)
-    return visit.show("refusals.html", status, found=found, error=error, since=since,
+    return visit.show("refusals.html", status, refusals=refusals, error=error, since=since,
                       lengths=_SINCE, quotas=sorted(quotas))  # fmt: skip
 
 
 def suppressions(visit: Visit) -> Response:
     recipient = visit.query.get("recipient")
-    found = list(islice(visit.dispatcher.suppressed(recipient), _MOST_ROWS))
-    return visit.show("suppressions.html", found=found, recipient=recipient, most=_MOST_ROWS)
+    opt_outs = list(islice(visit.dispatcher.suppressed(recipient), _MOST_ROWS))
+    return visit.show("suppressions.html", opt_outs=opt_outs, recipient=recipient, most=_MOST_ROWS)
 
 
 def suppress(visit: Visit) -> Response:
     recipient, channel = _recipient_and_channel(visit)
-    many = visit.dispatcher.suppress(recipient, channel=channel)
+    cancelled = visit.dispatcher.suppress(recipient, channel=channel)
     _note_recipient(visit, "suppress", recipient, channel)
-    return visit.go("/suppressions", recipient=recipient, done="suppress", many=many)
+    return visit.go("/suppressions", recipient=recipient, done="suppress", many=cancelled)
 
 
 def unsuppress(visit: Visit) -> Response:
@@ -149,9 +149,9 @@ def _note_recipient(visit: Visit, verb: str, recipient: str, channel: str | None
 
 
 def pauses(visit: Visit) -> Response:
-    found = visit.parts.pauses.in_force()
+    in_force = visit.parts.pauses.in_force()
     kinds = (PAUSED_CHANNEL, PAUSED_RECIPIENT, PAUSED_CAMPAIGN, *visit.site.settings.scopes)
-    return visit.show("pauses.html", found=found[:_MOST_ROWS], many=len(found), kinds=kinds,
+    return visit.show("pauses.html", pauses=in_force[:_MOST_ROWS], count=len(in_force), kinds=kinds,
                       longest=_LONGEST_REASON)  # fmt: skip
 
 
@@ -197,15 +197,17 @@ def chart_of(channel: ChannelLoad, load: LoadToCome) -> ChannelChart:
     over = [minute.at for minute in minutes if minute.overbooked]
     marked = {(at - load.start) // step for at in over}
     bars = [Bar(load.start + n * step, due[n], n in marked) for n in range(BARS)]
-    fullest = nsmallest(_MOST_MINUTES, minutes, key=lambda each: (not each.overbooked, -each.due))
+    fullest = nsmallest(
+        _MOST_MINUTES, minutes, key=lambda minute: (not minute.overbooked, -minute.due)
+    )
     fullest.sort(key=lambda minute: minute.at)
     return ChannelChart(channel, sum(due), len(over), bars, fullest)
 
 
 def summed(
-    counted: Mapping[datetime, int], first: datetime, step: timedelta, many: int
+    counted: Mapping[datetime, int], first: datetime, step: timedelta, count: int
 ) -> list[int]:
-    sums = [0] * many
+    sums = [0] * count
     for at, number in counted.items():
         sums[(at - first) // step] += number
     return sums

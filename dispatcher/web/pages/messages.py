@@ -49,49 +49,49 @@ _FORM_BYTES = 160_000
 _CHANGED = "changed since they were counted"
 
 
-def wanted_of(visit: Visit, given: Fields) -> Wanted:
-    if "key" in given or "key_prefix" in given:
+def wanted_of(visit: Visit, fields: Fields) -> Wanted:
+    if "key" in fields or "key_prefix" in fields:
         visit.caller.check(Right.RECIPIENTS_READ)
         if visit.caller.is_bound:
             raise forbidden("the key is bound; messages may have idempotency keys of others")
 
     def time_of(name: str) -> datetime | None:
         # That of today: a link to the next page must mean the same.
-        return visit.time_of(given[name], name, of_day=True) if given[name] else None
+        return visit.time_of(fields[name], name, of_day=True) if fields[name] else None
 
-    wanted = {name: given.get(PAGE_NAMES.get(name, name)) for name in Wanted.__annotations__} | {
-        "scopes": given.scopes,
+    filters = {name: fields.get(PAGE_NAMES.get(name, name)) for name in Wanted.__annotations__} | {
+        "scopes": fields.scopes,
         "from_at": time_of("from"),
         "until_at": time_of("until"),
         "zone": visit.zone,
-        "overdue": given.is_on("overdue"),
+        "overdue": fields.is_on("overdue"),
     }
-    return visit.caller.narrowed(cast("Wanted", wanted))
+    return visit.caller.narrowed(cast("Wanted", filters))
 
 
-def filters_of(given: Fields) -> dict[str, str]:
-    scopes = {f"count.{kind}": name for kind, name in given.scopes.items()}
-    return {n: each for n, each in given.items() if n in FILTERS or n in scopes}
+def filters_of(fields: Fields) -> dict[str, str]:
+    scopes = {f"count.{kind}": name for kind, name in fields.scopes.items()}
+    return {name: value for name, value in fields.items() if name in FILTERS or name in scopes}
 
 
-def said(visit: Visit, wanted: Selection) -> list[tuple[str, str]]:
+def said(visit: Visit, selection: Selection) -> list[tuple[str, str]]:
     """Return what narrows a selection beside the status: names and values."""
 
     def at(instant: datetime | None) -> str | None:
         return None if instant is None else f"{local_text(instant, visit.zone)} {visit.zone}"
 
     every: list[tuple[str, str | None]] = [
-        ("channel", " or ".join(wanted.channels) or None),
-        ("recipient", wanted.recipient),
-        ("scope", wanted.scope),
-        *wanted.scopes,
-        ("campaign", wanted.campaign),
-        ("key", wanted.idempotency_key),
-        ("key begins", wanted.key_prefix),
-        ("from", at(wanted.from_at)),
-        ("until", at(wanted.until_at)),
-        ("overdue", "" if wanted.overdue else None),
-        ("made after", None if wanted.made_after is None else str(wanted.made_after)),
+        ("channel", " or ".join(selection.channels) or None),
+        ("recipient", selection.recipient),
+        ("scope", selection.scope),
+        *selection.scopes,
+        ("campaign", selection.campaign),
+        ("key", selection.idempotency_key),
+        ("key begins", selection.key_prefix),
+        ("from", at(selection.from_at)),
+        ("until", at(selection.until_at)),
+        ("overdue", "" if selection.overdue else None),
+        ("made after", None if selection.made_after is None else str(selection.made_after)),
     ]
     return [(name, value) for name, value in every if value is not None]
 
@@ -99,18 +99,18 @@ def said(visit: Visit, wanted: Selection) -> list[tuple[str, str]]:
 def listed(visit: Visit) -> Response:
     status = 200
     oldest_first = visit.query.one_of(_ORDERS, "order", _ORDERS[0]) == _ORDERS[1]
-    shown: dict[str, Any] = {"statuses": tuple(Status), "found": None, "error": None,
+    shown: dict[str, Any] = {"statuses": tuple(Status), "page": None, "error": None,
                              "looked_until": None, "overdue": False,
                              "made_at": _made_at, "oldest_first": oldest_first}  # fmt: skip
     try:
-        wanted = visit.selection(wanted_of(visit, visit.query))
-        shown["overdue"] = wanted.overdue
-        found = visit.parts.listing.page(
-            wanted, after=visit.after, limit=_LISTED, oldest_first=oldest_first,
+        selection = visit.selection(wanted_of(visit, visit.query))
+        shown["overdue"] = selection.overdue
+        page = visit.parts.listing.page(
+            selection, after=visit.after, limit=_LISTED, oldest_first=oldest_first,
             patience=visit.patience,
         )  # fmt: skip
-        ended_early = found.after is not None and len(found) < _LISTED
-        shown |= {"found": found, "looked_until": _made_at(found.after) if ended_early else None}
+        ended_early = page.after is not None and len(page) < _LISTED
+        shown |= {"page": page, "looked_until": _made_at(page.after) if ended_early else None}
     except (InvalidDraft, StoreUnavailable) as error:
         if isinstance(error, StoreUnavailable) and not error.timed_out:
             raise
@@ -130,15 +130,15 @@ def _made_at(message_id: UUID | None) -> datetime | None:
 
 
 def held(visit: Visit) -> Response:
-    wanted = wanted_of(visit, visit.query)
-    wanted["status"] = Status.HELD
-    selection = visit.selection(wanted)
+    filters = wanted_of(visit, visit.query)
+    filters["status"] = Status.HELD
+    selection = visit.selection(filters)
     ids = visit.parts.listing.longest_held(selection, limit=_MOST_HELD)
     seen = visit.parts.messages.movables(ids)
     # What is shown and the version in its form are of one reading.
-    now = [seen[each] for each in ids if each in seen]
-    shown = [(each.message, version_of(each)) for each in now if each.message.status is Status.HELD]
-    return visit.show("held.html", found=shown, most=_MOST_HELD, is_full=len(ids) == _MOST_HELD)
+    now = [seen[id_] for id_ in ids if id_ in seen]
+    shown = [(row.message, version_of(row)) for row in now if row.message.status is Status.HELD]
+    return visit.show("held.html", held=shown, most=_MOST_HELD, is_full=len(ids) == _MOST_HELD)
 
 
 def story(visit: Visit) -> Response:
@@ -146,9 +146,9 @@ def story(visit: Visit) -> Response:
 
 
 def _story_page(visit: Visit, seen: Movable, refusal: SlotRefused | None = None) -> Response:
-    found = visit.dispatcher.story(seen.message.id)
-    message, then = found.message, coming(found)
-    if not all(visit.caller.sees_pause_name(each.kind) for each in found.pauses):
+    story = visit.dispatcher.story(seen.message.id)
+    message, then = story.message, coming(story)
+    if not all(visit.caller.sees_pause_name(pause.kind) for pause in story.pauses):
         then = "it is paused", None
     kinds = visit.site.settings.scopes  # a message of old may name others, which count no more
     counts = {f"count.{kind}": name for kind, name in message.scopes.items() if kind in kinds}
@@ -165,7 +165,7 @@ def _story_page(visit: Visit, seen: Movable, refusal: SlotRefused | None = None)
         **counts,
     )
     return visit.show(
-        "story.html", 200 if refusal is None else 409, story=found, next=then, calendar=calendar,
+        "story.html", 200 if refusal is None else 409, story=story, next=then, calendar=calendar,
         version=version_of(seen), key=key,
         refusal=None if refusal is None else visit.error_text(refusal),
         slot=None if refusal is None else refusal.next_slot,
@@ -211,10 +211,10 @@ def _reason(visit: Visit) -> str:
 
 
 def _acted(visit: Visit, verb: str, act: Callable[..., Message], *, reason: str = "") -> Response:
-    found = visit.message()
-    if visit.form["version"] != version_of(found):
-        raise MessageChanged(found.message.id)
-    now = act(found.message.id, if_unchanged=found.message)
+    movable = visit.message()
+    if visit.form["version"] != version_of(movable):
+        raise MessageChanged(movable.message.id)
+    now = act(movable.message.id, if_unchanged=movable.message)
     why = f" ({reason})" if reason else ""
     visit.note(f"{verb} of message {now.id}, now {now.status}{why}")
     return visit.go(f"/messages/{now.id}", done=verb)
@@ -299,18 +299,18 @@ def unchanged(versions: Mapping[UUID, str], now: Mapping[UUID, Movable]) -> list
 
 
 def confirm_many(visit: Visit) -> Response:
-    action, wanted = _asked(visit, visit.query)
-    found, further = visit.parts.listing.versions(
-        wanted, after=visit.after, limit=MOST, patience=visit.patience
+    action, selection = _asked(visit, visit.query)
+    versions, further = visit.parts.listing.versions(
+        selection, after=visit.after, limit=MOST, patience=visit.patience
     )
-    first = [each.id for each in found[:_SHOWN]]
+    first = [version.id for version in versions[:_SHOWN]]
     shown = visit.parts.messages.movables(first)
     return visit.show(
-        "bulk.html", action=action, many=len(found), further=further,
-        ended_early=further is not None and len(found) < MOST,
-        messages=versions_text(found),
-        some=[shown[each].message for each in first if each in shown], most=MOST,
-        said=said(visit, wanted), filters=filters_of(visit.query),
+        "bulk.html", action=action, count=len(versions), further=further,
+        ended_early=further is not None and len(versions) < MOST,
+        messages=versions_text(versions),
+        examples=[shown[id_].message for id_ in first if id_ in shown], most=MOST,
+        said=said(visit, selection), filters=filters_of(visit.query),
     )  # fmt: skip
 
 
@@ -330,27 +330,27 @@ def change_many(visit: Visit) -> Response:
         if not isinstance(answer, Message)
     ]
     refused = Counter(_refusal_reason(error) for _, error in errors)
-    done, many = len(answers) - refused.total(), len(versions)
-    refused[_CHANGED] += many - len(before)
+    done, asked = len(answers) - refused.total(), len(versions)
+    refused[_CHANGED] += asked - len(before)
     visit.note(f"{action.name} of {done} messages by filter, {refused.total()} refused")
-    return visit.show("bulk_done.html", action=action, done=done, many=many,
+    return visit.show("bulk_done.html", action=action, done=done, asked=asked,
                       refused=[(why, n) for why, n in refused.most_common() if n],
                       examples=errors[:_SHOWN],
                       filters=filters_of(visit.form))  # fmt: skip
 
 
-def _asked(visit: Visit, given: Fields) -> tuple[Action, Selection]:
-    action = ACTIONS.get(given["do"])
+def _asked(visit: Visit, fields: Fields) -> tuple[Action, Selection]:
+    action = ACTIONS.get(fields["do"])
     if action is None:
         raise InvalidValue("do", "no such action", ", ".join(ACTIONS))
     visit.caller.check(action.right)
-    wanted = wanted_of(visit, given)
-    status = visit.selection(wanted).status
+    filters = wanted_of(visit, fields)
+    status = visit.selection(filters).status
     if status not in (None, action.status):
         problem = f"this action does not apply to {status} messages"
         raise InvalidValue("status", problem, f"{action.status}, or no status")
-    wanted["status"] = action.status
-    return action, visit.selection(wanted)
+    filters["status"] = action.status
+    return action, visit.selection(filters)
 
 
 def _refusal_reason(error: DispatcherError) -> str:

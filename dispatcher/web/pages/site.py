@@ -138,21 +138,21 @@ class Fields(dict[str, str]):
         return self[name]
 
     def one_of(self, known: Collection[str], name: str, default: str) -> str:
-        given = self.get(name)
-        if given is None:
+        text = self.get(name)
+        if text is None:
             return default
-        if given not in known:
+        if text not in known:
             accepted = f"one of {', '.join(known)}"
-            raise InvalidDraft(name, f"cannot read {quoted(given)}", accepted)
-        return given
+            raise InvalidDraft(name, f"cannot read {quoted(text)}", accepted)
+        return text
 
     def is_on(self, name: str) -> bool:
         return _BOXES[self.one_of(_BOXES, name, "off")]
 
     @property
     def scopes(self) -> dict[str, str]:
-        named = {name: each for name, each in self.items() if name.startswith(_OF_SCOPES)}
-        return {name.removeprefix(_OF_SCOPES): each for name, each in named.items()}
+        named = {name: value for name, value in self.items() if name.startswith(_OF_SCOPES)}
+        return {name.removeprefix(_OF_SCOPES): value for name, value in named.items()}
 
 
 @dataclass(kw_only=True)
@@ -194,11 +194,11 @@ class Visit:
     @property
     def channels(self) -> list[str]:
         own = self.caller.channels
-        return [each for each in self.site.settings.channels if own is None or each in own]
+        return [channel for channel in self.site.settings.channels if own is None or channel in own]
 
     def url(self, path: str, /, **query: object) -> str:
-        given = [(name, str(each)) for name, each in query.items() if each or each == 0]
-        return f"{self.root}{path}" + (f"?{urlencode(given)}" if given else "")
+        pairs = [(name, str(value)) for name, value in query.items() if value or value == 0]
+        return f"{self.root}{path}" + (f"?{urlencode(pairs)}" if pairs else "")
 
     def here(self, **changed: object) -> str:
         return self.url(self.path, **{**self.query, **changed})
@@ -232,9 +232,9 @@ class Visit:
     def message(self) -> Movable:
         return self.caller.movable(self.parts, self.request.path_params["message_id"])
 
-    def selection(self, wanted: Wanted) -> Selection:
+    def selection(self, filters: Wanted) -> Selection:
         try:
-            return selection_of(wanted, self.site.settings)
+            return selection_of(filters, self.site.settings)
         except InvalidDraft as error:
             raise named_as_here(error) from None
 
@@ -309,7 +309,7 @@ class Site:
     def application(self) -> Starlette:
         routes = [
             Mount("/static", StaticFiles(packages=[("dispatcher.web.pages", "static")])),
-            *(Route(each.path, self._guarded(each), methods=[each.method]) for each in self.pages),
+            *(Route(page.path, self._guarded(page), methods=[page.method]) for page in self.pages),
         ]
         middleware = [Middleware(with_headers), Middleware(GZipMiddleware, minimum_size=1_000)]
         if self.settings.allowed_hosts:
@@ -431,12 +431,12 @@ def _check_origin(request: Request) -> None:
 
 def _check_names(pairs: Sequence[tuple[str, object]], names: Sequence[str], what: str) -> None:
     """Refuse unknown names, and those given twice: ignored, they would widen an action."""
-    for each, many in Counter(name for name, _ in pairs).items():
-        if (SCOPE if each.startswith(_OF_SCOPES) else each) not in (*names, *_EVERYWHERE):
+    for name, times in Counter(name for name, _ in pairs).items():
+        if (SCOPE if name.startswith(_OF_SCOPES) else name) not in (*names, *_EVERYWHERE):
             known = dict.fromkeys((*names, "zone"))
-            raise InvalidDraft(cut(each), f"there is no such {what}", like(each, known))
-        if many > 1:
-            raise InvalidDraft(each, "is given more than once", f"one {what} of that name")
+            raise InvalidDraft(cut(name), f"there is no such {what}", like(name, known))
+        if times > 1:
+            raise InvalidDraft(name, "is given more than once", f"one {what} of that name")
 
 
 def named_as_here(error: InvalidDraft) -> InvalidDraft:
@@ -449,7 +449,7 @@ def local_text(instant: datetime, zone: str, form: str = "") -> str:
     """Return an instant by the clocks of a zone, with its offset where they repeat that time."""
     local, form_shown = instant.astimezone(zones.rules(zone)), form or _FORM
     thousandths = f".{local.microsecond // 1_000:03}" if local.microsecond and not form else ""
-    first, second = (local.replace(fold=each).isoformat()[-6:] for each in (0, 1))
+    first, second = (local.replace(fold=fold).isoformat()[-6:] for fold in (0, 1))
     is_repeated = first != second  # a time that exists twice; no instant shows a skipped one
     is_whole = "%d" in form_shown and "%H" in form_shown
     offset = f" {local.isoformat()[-6:]}" if is_repeated and is_whole else ""
@@ -459,11 +459,11 @@ def local_text(instant: datetime, zone: str, form: str = "") -> str:
 def with_local_times(text: str, zone: str) -> str:
     """Return an error's text with instants of a zone. What it quotes stays as typed."""
 
-    def local(found: re.Match[str]) -> str:
+    def local(match: re.Match[str]) -> str:
         try:
-            return local_text(datetime.fromisoformat(found[0]), zone)
+            return local_text(datetime.fromisoformat(match[0]), zone)
         except (ValueError, OverflowError):
-            return found[0]
+            return match[0]
 
     return _UTC.sub(local, text)
 
