@@ -277,7 +277,7 @@ def store_answers(doctor: Doctor) -> Finding:
 def store_migrations(doctor: Doctor) -> Finding:
     standing = doctor.schema()
     if standing.obstacle is not None:
-        found = f"the database cannot be migrated: {standing.obstacle.found}"
+        found = f"the database cannot be migrated: {standing.obstacle.problem}"
         return error(found, standing.obstacle.remedy, stops_worker=True)
     if not standing.is_known:
         return warning(
@@ -310,8 +310,8 @@ def store_durability(doctor: Doctor) -> Finding:
     doctor.schema()
     durability = doctor.store.durability()
     if not durability.unsafe:
-        return ok(", ".join(f"{name} {value}" for name, value in durability.found.items()))
-    wrong = ", ".join(f"{name} is {durability.found[name]}" for name in durability.unsafe)
+        return ok(", ".join(f"{name} {value}" for name, value in durability.values.items()))
+    wrong = ", ".join(f"{name} is {durability.values[name]}" for name in durability.unsafe)
     danger = "messages that were accepted can be lost when the machine dies"
     return warning(f"{wrong}: {danger}", durability.remedy)
 
@@ -608,7 +608,7 @@ def work_processes(doctor: Doctor) -> Finding:
     )
     with suppress(Unavailable):
         late = max(_not_enqueued(doctor), _overdue(doctor))
-    if late.many:
+    if late.messages:
         return error(f"{missing} is alive, and {_waiting(late)}", remedy)
     return warning(f"{missing} is alive: due messages are not sent", remedy)
 
@@ -745,11 +745,11 @@ def work_prune(doctor: Doctor) -> Finding:
 
 def _late(late: LateCount, *, otherwise: str, where: str, why: str, remedy: str) -> Finding:
     """Warn of messages that wait ``where``; ``otherwise`` if none does."""
-    return warning(_waiting(late, f" {where}") + why, remedy) if late.many else ok(otherwise)
+    return warning(_waiting(late, f" {where}") + why, remedy) if late.messages else ok(otherwise)
 
 
 def _waiting(late: LateCount, where: str = "") -> str:
-    waits = f"{_counted(late.many, 'message')} {'waits' if late.many == 1 else 'wait'}"
+    waits = f"{_counted(late.messages, 'message')} {'waits' if late.messages == 1 else 'wait'}"
     return f"{waits}{where}, the first one for {_rounded(late.longest)}"
 
 

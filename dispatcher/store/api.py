@@ -43,10 +43,10 @@ class ApiKeys:
         self._database = database
         self._keys = database.tables.api_keys
         row, now = self._keys.c, database_now()
-        self._is_valid = and_(
+        is_valid = and_(
             row.revoked_at.is_(None), or_(row.expires_at.is_(None), row.expires_at > now)
         )
-        self._query = select(self._keys, self._is_valid.label("is_valid"))
+        self._query = select(self._keys, is_valid.label("is_valid"))
 
     def add(
         self,
@@ -63,8 +63,8 @@ class ApiKeys:
         kind, name = scope or (None, None)
         values |= {"secret_digest": secret_digest, "scope_kind": kind, "scope_name": name}
         self._database.add_if_absent(self._keys, id=key_id, created_at=database_now(), **values)
-        found = self.find(key_id)
-        return None if found is None else found[0]
+        stored = self.find(key_id)
+        return stored[0] if stored else None
 
     def find(self, key_id: str) -> tuple[ApiKey, str] | None:
         for row in self._database.read(self._query.where(self._keys.c.id == key_id)):
@@ -76,7 +76,7 @@ class ApiKeys:
         query = self._query.order_by(row.name, row.created_at, row.id)
         if name is not None:
             query = query.where(row.name == name)
-        return [_key(each) for each in self._database.read(query)]
+        return list(map(_key, self._database.read(query)))
 
     def expire(self, key_id: str, *, within: timedelta) -> None:
         row, end = self._keys.c, later(database_now(), within)
@@ -113,9 +113,9 @@ class Sessions:
     def key_of(self, session_id: str) -> ApiKey | None:
         row = self._sessions.c
         query = select(row.key_id).where(row.id == session_id, row.expires_at > database_now())
-        for each in self._database.read(query):
-            found = self._keys.find(each.key_id)
-            return found[0] if found is not None and found[0].is_valid else None
+        for session in self._database.read(query):
+            stored = self._keys.find(session.key_id)
+            return stored[0] if stored and stored[0].is_valid else None
         return None
 
     def end(self, session_id: str) -> None:

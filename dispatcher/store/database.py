@@ -150,8 +150,8 @@ class Database:
     ) -> list[sa.Row[Any]]:
         rows: list[sa.Row[Any]] = []
         for start in range(0, len(values), _VALUES_AT_ONCE):
-            these = one_of(column, values[start : start + _VALUES_AT_ONCE])
-            rows += self.read(query.where(these))
+            page = values[start : start + _VALUES_AT_ONCE]
+            rows += self.read(query.where(one_of(column, page)))
         return rows
 
     def execute(self, statement: sa.Executable) -> None:
@@ -168,8 +168,7 @@ class Database:
         def work(connection: sa.Connection) -> Sequence[sa.Row[Any]]:
             rows = connection.execute(query).all()
             if rows:
-                ids = [row.id for row in rows]
-                connection.execute(change.where(one_of(self.tables.messages.c.id, ids)))
+                connection.execute(change.where(self.tables.has_id([row.id for row in rows])))
             return rows
 
         return self.transact(work)

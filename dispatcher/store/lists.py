@@ -19,7 +19,7 @@ from dispatcher.store.schema import AS_NAMED, EVERY_CHANNEL, PAUSED_RECIPIENT, T
 REASON = "its recipient is suppressed"
 ERASED = "erased"
 """The error of an erased message or attempt that had one."""
-_FINAL = tuple(each for each in Status if each.is_final)
+_FINAL = tuple(status for status in Status if status.is_final)
 _KEPT = timedelta(hours=1)
 """How long a pause that has ended is stored: longer than any sweep looks back for one."""
 
@@ -56,13 +56,15 @@ class Suppressions:
         self._database.execute(statement)
 
     def among(self, recipients: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
-        rows, wanted = self._tables.suppressions.c, set(recipients)
-        names = list({recipient for recipient, _ in wanted})
-        query = select(rows.recipient, rows.channel)
-        stored = {tuple(row) for row in self._database.read_of(query, rows.recipient, names)}
-        if not stored:
-            return set()
-        return {each for each in wanted if not stored.isdisjoint((each, (each[0], EVERY_CHANNEL)))}
+        columns, pairs = self._tables.suppressions.c, set(recipients)
+        query = select(columns.recipient, columns.channel)
+        names = list({recipient for recipient, _ in pairs})
+        stored = set(map(tuple, self._database.read_of(query, columns.recipient, names)))
+        return {
+            (recipient, channel)
+            for recipient, channel in pairs
+            if not stored.isdisjoint([(recipient, channel), (recipient, EVERY_CHANNEL)])
+        }
 
     def stored(self, recipient: str | None, *, size: int) -> Iterator[Suppression]:
         columns = self._tables.suppressions.c
@@ -106,9 +108,10 @@ class Pauses:
         self._database.execute(delete(self._pauses).where(row.resumed_at < later(now, -_KEPT)))
 
     def in_force(self) -> Sequence[Pause]:
-        row = self._pauses.c
-        query = select(row.kind, row.name, row.paused_at).where(row.resumed_at.is_(None))
-        return [Pause(*each) for each in self._database.read(query.order_by(row.kind, row.name))]
+        columns = self._pauses.c
+        query = select(*(columns[name] for name in Pause._fields))
+        query = query.where(columns.resumed_at.is_(None)).order_by(columns.kind, columns.name)
+        return [Pause._make(row) for row in self._database.read(query)]
 
 
 class PersonalData:
@@ -130,25 +133,25 @@ class PersonalData:
         """
         tables = self._tables
         messages, attempts = tables.messages, tables.attempts
-        row = messages.c
-        ended = (row.recipient == recipient, tables.has_status(*_FINAL))
-        query = select(row.id, row.idempotency_key, row.scopes).where(*ended)
+        columns = messages.c
+        ended = (columns.recipient == recipient, tables.has_status(*_FINAL))
+        query = select(columns.id, columns.idempotency_key, columns.scopes).where(*ended)
         # By an expression: in the order of the primary key MariaDB would lock rows of others.
-        order = func.coalesce(row.id, row.id)
+        order = func.coalesce(columns.id, columns.id)
         query = query.order_by(order).limit(limit).with_for_update()
         blanks = update(messages).values(
-            scope=case((row.scope == scope_name(recipient), NO_SCOPE), else_=row.scope),
-            last_error=case((row.last_error.is_not(None), ERASED)),
+            scope=case((columns.scope == scope_name(recipient), NO_SCOPE), else_=columns.scope),
+            last_error=case((columns.last_error.is_not(None), ERASED)),
             recipient="", body={}, idempotency_key=None, trace=None, status_url=None,
-            notified_status=None, claim_token=row.claim_token + 1,
+            notified_status=None, claim_token=columns.claim_token + 1,
         )  # fmt: skip
 
         def work(connection: Connection) -> int:
             rows = connection.execute(query).all()
             if not rows:
                 return 0
-            ids = [each.id for each in rows]
-            connection.execute(blanks.where(one_of(row.id, ids)))
+            ids = [row.id for row in rows]
+            connection.execute(blanks.where(tables.has_id(ids)))
             of_message = one_of(attempts.c.message_id, ids)
             error = case((attempts.c.error.is_not(None), ERASED))
             blank = {"error": error, "receipt": None}
@@ -157,14 +160,14 @@ class PersonalData:
             is_open = (attempts.c.outcome == Outcome.UNKNOWN.value, attempts.c.token > 0)
             forgotten = update(attempts).where(of_message, *is_open)
             connection.execute(forgotten.values(token=-attempts.c.token))
-            keys = [each.idempotency_key for each in rows if each.idempotency_key is not None]
+            keys = [row.idempotency_key for row in rows if row.idempotency_key is not None]
             is_theirs = one_of(tables.keys.c.message_id, ids)
             of_key = tables.keys.c.idempotency_key.in_(keys)
             connection.execute(delete(tables.keys).where(of_key, is_theirs))
-            for each in rows:
-                if recipient in (each.scopes or {}).values():
-                    left = {kind: name for kind, name in each.scopes.items() if name != recipient}
-                    renamed = update(messages).where(row.id == each.id)
+            for row in rows:
+                if recipient in (row.scopes or {}).values():
+                    left = {kind: name for kind, name in row.scopes.items() if name != recipient}
+                    renamed = update(messages).where(columns.id == row.id)
                     connection.execute(renamed.values(scopes=left or None))
             return len(rows)
 
@@ -180,7 +183,7 @@ class PersonalData:
             self._database.execute(delete(opt_outs).where(opt_outs.c.recipient == recipient))
 
     def counting(self, name: str, message_ids: Sequence[UUID]) -> dict[UUID, bool]:
-        row = self._tables.messages.c
-        query = select(row.id, row.scope, row.scopes)
-        rows = self._database.read_of(query, row.id, message_ids)
-        return {each.id: name in (each.scope, *(each.scopes or {}).values()) for each in rows}
+        columns = self._tables.messages.c
+        query = select(columns.id, columns.scope, columns.scopes)
+        rows = self._database.read_of(query, columns.id, message_ids)
+        return {row.id: name in (row.scope, *(row.scopes or {}).values()) for row in rows}

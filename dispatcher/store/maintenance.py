@@ -157,7 +157,7 @@ class StoreMaintenance:
         messages = self._tables.messages
         now = database_now()
         is_due = (
-            one_of(messages.c.id, message_ids),
+            self._tables.has_id(message_ids),
             self._tables.is_scheduled,
             messages.c.enqueue_at <= now,
         )
@@ -165,8 +165,8 @@ class StoreMaintenance:
         again_at = sa.case(
             (due_at > now, later(due_at, grace)),
             *(
-                (due_at <= later(now, -each * grace), later(now, 2 * each * grace))
-                for each in _LATE
+                (due_at <= later(now, -graces * grace), later(now, 2 * graces * grace))
+                for graces in _LATE
             ),
             else_=later(now, grace),
         )
@@ -234,15 +234,15 @@ class StoreMaintenance:
         query = (
             sa.select(*columns, counts.label("counts"), fails.label("fails"))
             .where(
-                one_of(row.id, message_ids),
+                self._tables.has_id(message_ids),
                 row.claimed_by == mark,
                 self._tables.has_status(Status.SENDING),
             )
             .order_by(row.id)
         )
         return [
-            UnbegunClaim._make((*found, bool(counts), Status.FAILED if fails else Status.SCHEDULED))
-            for *found, counts, fails in self._database.read(query)
+            UnbegunClaim._make((*claim, bool(counts), Status.FAILED if fails else Status.SCHEDULED))
+            for *claim, counts, fails in self._database.read(query)
         ]
 
     def put_back(
@@ -279,7 +279,7 @@ class StoreMaintenance:
         backend, messages = self._database.backend, self._tables.messages
         attempts, since = self._tables.attempts, messages.c.next_attempt_at
         until = backend.pruned_until(older_than)
-        found = (
+        kinds = (
             (messages.c.finished_at, messages.c.finished_at <= until),
             (since, sa.and_(self._tables.is_void, since <= until)),
         )
@@ -288,7 +288,7 @@ class StoreMaintenance:
 
         def work(connection: sa.Connection) -> int:
             rows: list[sa.Row[Any]] = []
-            for order, is_old in found:
+            for order, is_old in kinds:
                 old = sa.select(messages.c.id, messages.c.idempotency_key)
                 old = old.where(is_old, self._tables.is_prunable).order_by(order)
                 locking = old.limit(limit - len(rows)).with_for_update(skip_locked=True)
@@ -314,7 +314,7 @@ class StoreMaintenance:
     def keep_days(self, *, older_than: timedelta) -> list[date]:
         database = self._database
         return database.run(
-            lambda each: database.backend.keep_days(each, database.tables, older_than)
+            lambda connection: database.backend.keep_days(connection, database.tables, older_than)
         )
 
     def reserved_times(self, message_ids: Sequence[UUID]) -> dict[UUID, ReservedTime]:
@@ -329,21 +329,22 @@ class StoreMaintenance:
         self, message_ids: Sequence[UUID], *, grace: timedelta
     ) -> dict[UUID, ReservationState]:
         """Return the reservations of those that are stored; they last ``grace`` after the end."""
-        row, ended = self._tables.messages.c, self._tables.holds_no_reservation
-        ended_at = sa.func.coalesce(row.finished_at, row.next_attempt_at)
-        frees = sa.and_(ended, row.reserved == sa.true(), ended_at > later(database_now(), -grace))
+        columns, ended = self._tables.messages.c, self._tables.holds_no_reservation
+        ended_at = sa.func.coalesce(columns.finished_at, columns.next_attempt_at)
+        is_young = ended_at > later(database_now(), -grace)
+        frees = sa.and_(ended, columns.reserved == sa.true(), is_young)
         query = self._reserved.add_columns((~ended).label("holds"), frees.label("frees"))
         return {
-            each.id: ReservationState(
-                ReservationRow._make(each[:-2]), bool(each.holds), bool(each.frees)
+            row.id: ReservationState(
+                ReservationRow._make(row[:-2]), bool(row.holds), bool(row.frees)
             )
-            for each in self._database.read_of(query, row.id, message_ids)
+            for row in self._database.read_of(query, columns.id, message_ids)
         }
 
     def bar_moves(self, message_ids: Sequence[UUID]) -> set[UUID]:
         """Bar moves that have begun by now; return whose, without what is locked or not stored."""
         messages = self._tables.messages
-        query = sa.select(messages.c.id).where(one_of(messages.c.id, message_ids))
+        query = sa.select(messages.c.id).where(self._tables.has_id(message_ids))
         bar = sa.update(messages).values(move_token=messages.c.move_token + 1)
         rows = self._database.change(query.with_for_update(skip_locked=True), bar)
         return {row.id for row in rows}
@@ -359,9 +360,8 @@ class StoreMaintenance:
         return [ReservationRow._make(row) for row in self._database.read(query)]
 
     def mark_released(self, message_ids: Sequence[UUID]) -> None:
-        messages = self._tables.messages
-        these = one_of(messages.c.id, message_ids)
-        self._database.execute(sa.update(messages).where(these).values(reserved=sa.false()))
+        change = sa.update(self._tables.messages).where(self._tables.has_id(message_ids))
+        self._database.execute(change.values(reserved=sa.false()))
 
     def reservations(
         self, *, memory: timedelta, batch: int, created: tuple[datetime, datetime] | None = None
@@ -418,12 +418,12 @@ class StoreMaintenance:
                 for row in page
             ]
 
-    def ages(self, these: Sequence[tuple[UUID, int]]) -> dict[tuple[UUID, int], timedelta | None]:
+    def ages(self, tries: Sequence[tuple[UUID, int]]) -> dict[tuple[UUID, int], timedelta | None]:
         """Return how long ago attempts ended; None for one under way. Not those put back."""
         attempts = self._tables.attempts
         columns = (attempts.c.message_id, attempts.c.token, attempts.c.finished_at)
         query = sa.select(*columns, database_now().label("now"))
-        ids = sorted({id_ for id_, _ in these})
+        ids = sorted({message_id for message_id, _ in tries})
         return {
             (row.message_id, row.token): row.now - row.finished_at if row.finished_at else None
             for row in self._database.read_of(query, attempts.c.message_id, ids)
@@ -441,11 +441,11 @@ class StoreMaintenance:
 
     def bring_forward(self, message_ids: Sequence[UUID]) -> set[UUID]:
         now, messages = database_now(), self._tables.messages
-        these = one_of(messages.c.id, message_ids)
-        due = sa.update(messages).where(these, *self._is_put_off)
+        has_id = self._tables.has_id(message_ids)
+        due = sa.update(messages).where(has_id, *self._is_put_off)
         self._database.execute(due.values(next_attempt_at=now, enqueue_at=now))
         come = sa.select(messages.c.id).where(
-            these,
+            has_id,
             self._tables.has_status(Status.SCHEDULED, Status.SENDING),
             messages.c.next_attempt_at <= now,
         )

@@ -38,7 +38,6 @@ from dispatcher.store.engines.types import (
     database_now,
     insert_if_absent,
     later,
-    one_of,
     where_partitioned,
 )
 from dispatcher.store.lists import is_suppressed
@@ -120,26 +119,26 @@ def _inserts(database: Database) -> tuple[sa.Insert, sa.Select[Any], list[str]]:
     stored the message again, and sent it. The second returns a row if both are stored.
     """
     messages, keys = database.tables.messages, database.tables.keys
-    given = {name: sa.bindparam(f"new_{name}", type_=messages.c[name].type) for name in WRITTEN}
+    new = {name: sa.bindparam(f"new_{name}", type_=messages.c[name].type) for name in WRITTEN}
     fingerprint = sa.bindparam("new_fingerprint", type_=keys.c.fingerprint.type)
-    is_not_suppressed = ~database.tables.suppressed(given["recipient"], given["channel"])
+    is_not_suppressed = ~database.tables.suppressed(new["recipient"], new["channel"])
     # The length is written out, because a prepared statement has no other values.
     step: sa.ColumnElement[float] = sa.literal_column(f"-{CLOCK_STEP.total_seconds()}")
-    is_it = messages.c.id == given["id"]
+    is_it = messages.c.id == new["id"]
     # Not by OR, for which PostgreSQL 18 skips ``…_history_other``.
     is_new = where_partitioned(
         sa.and_(
             ~sa.exists().where(is_it, database.tables.is_live),
-            ~sa.exists().where(is_it, messages.c.finished_at >= later(given["created_at"], step)),
+            ~sa.exists().where(is_it, messages.c.finished_at >= later(new["created_at"], step)),
         )
     )
-    row = sa.select(*given.values()).where(is_not_suppressed, is_new)
+    row = sa.select(*new.values()).where(is_not_suppressed, is_new)
     message = insert_if_absent(messages).from_select(WRITTEN, row)
-    key_row = sa.select(given["idempotency_key"], given["id"], fingerprint)
+    key_row = sa.select(new["idempotency_key"], new["id"], fingerprint)
     key = insert_if_absent(keys).from_select(KEYED, key_row.where(is_not_suppressed, is_new))
-    keyed = sa.select(*given.values()).select_from(key.returning(keys.c.message_id).cte("keyed"))
+    keyed = sa.select(*new.values()).select_from(key.returning(keys.c.message_id).cte("keyed"))
     added = sa.insert(messages).from_select(WRITTEN, keyed).returning(messages.c.id)
-    names = [bind.key for bind in (*given.values(), fingerprint)]
+    names = [bind.key for bind in (*new.values(), fingerprint)]
     return message, sa.select(added.cte("added").c.id), names
 
 
@@ -237,7 +236,7 @@ class Messages:
         return {row.idempotency_key: (to_message(row), row.fingerprint) for row in rows}
 
     def unsent(self, messages: Sequence[Message]) -> set[UUID]:
-        return self._database.run(lambda each: unsent(self._tables, each, messages))
+        return self._database.run(lambda connection: unsent(self._tables, connection, messages))
 
     def has(self, message_ids: Sequence[UUID]) -> bool:
         """Return whether all are stored, none taken back; a duplicate may have stored one alone."""
@@ -269,11 +268,11 @@ class Messages:
         tokens: Mapping[UUID, int] | None = None,
         because: str | None = None,
     ) -> CancelResult:
-        """Cancel those that are still scheduled, and have these tokens if some are given."""
+        """Cancel those that are still scheduled, and have these tokens if there are any."""
         tables, messages = self._tables, self._tables.messages
-        these = one_of(messages.c.id, message_ids)
+        has_id = tables.has_id(message_ids)
         columns = (messages.c.id, messages.c.move_token, tables.is_scheduled.label("is_scheduled"))
-        locking = sa.select(*columns).where(these, tables.is_live).order_by(messages.c.id)
+        locking = sa.select(*columns).where(has_id, tables.is_live).order_by(messages.c.id)
         end = {"status": Status.CANCELLED.value, "finished_at": database_now()}
         reason = {} if because is None else {"last_error": because}
         change = sa.update(messages).where(tables.is_live).values(**end, **reason)
@@ -285,8 +284,8 @@ class Messages:
                 if row.is_scheduled and (tokens is None or tokens[row.id] == row.move_token)
             }
             if cancelled:
-                connection.execute(change.where(one_of(messages.c.id, [*cancelled])))
-            rows = connection.execute(self._tables.movable.where(these))
+                connection.execute(change.where(tables.has_id([*cancelled])))
+            rows = connection.execute(tables.movable.where(has_id))
             return CancelResult({row.id: to_movable(row) for row in rows}, cancelled)
 
         return self._database.transact(work)
@@ -295,8 +294,8 @@ class Messages:
         """Move each unless it has changed, or was read ``within`` ago: it is booked no longer."""
         by_id = sorted(moves, key=lambda move: move.before.message.id)
         rows = [move.values(within) for move in by_id]
-        these = one_of(self._tables.messages.c.id, [row["of"] for row in rows])
-        stored = self._database.change_each(self._move, rows, self._tables.movable.where(these))
+        query = self._tables.movable.where(self._tables.has_id([row["of"] for row in rows]))
+        stored = self._database.change_each(self._move, rows, query)
         return {row.id: to_movable(row) for row in stored}
 
     def _moving(self) -> sa.Update:
@@ -373,12 +372,9 @@ class Messages:
         )
 
     def enqueue_again(self, message_ids: Sequence[UUID]) -> None:
-        messages = self._tables.messages
-        these = (one_of(messages.c.id, message_ids), self._tables.is_scheduled)
-        again = (
-            sa.update(messages).where(*these).values(enqueue_at=database_now(), enqueued_at=None)
-        )
-        self._database.execute(again)
+        tables = self._tables
+        change = sa.update(tables.messages).where(tables.has_id(message_ids), tables.is_scheduled)
+        self._database.execute(change.values(enqueue_at=database_now(), enqueued_at=None))
 
     def _try_insert(self, connection: sa.Connection, addition: Addition) -> bool:
         """Store a message and its key, both or none; return whether they were stored.
@@ -395,7 +391,7 @@ class Messages:
 
         with suppress(_NotInserted), transaction(connection, backend.begin):
             take_keys_over(self._tables, connection, [addition])
-            if not all(is_added(connection, *each) for each in rows):
+            if not all(is_added(connection, insert, row) for insert, row in rows):
                 raise _NotInserted
             if backend.ended_before(connection, self._tables, [message.id]):
                 raise _NotInserted
@@ -494,14 +490,13 @@ class StoppedMessages:
     def _retrying(self) -> sa.Update:
         messages = self._tables.messages
         not_too_late = messages.c.expires_at > database_now()
-        these = (
+        change = sa.update(messages).where(
             messages.c.id == sa.bindparam("of"),
             messages.c.claim_token == sa.bindparam("by"),
             self._tables.has_status(Status.FAILED),
             sa.or_(messages.c.expires_at.is_(None), not_too_late),
         )
-        again = {"status": Status.SCHEDULED.value, "finished_at": None, **self._due_now}
-        return sa.update(messages).where(*these).values(**again)
+        return change.values(status=Status.SCHEDULED.value, finished_at=None, **self._due_now)
 
     def _query(self, message_ids: Sequence[UUID]) -> sa.Select[Any]:
         tables = self._tables
@@ -511,13 +506,12 @@ class StoppedMessages:
             attempts.c.token == messages.c.claim_token,
             attempts.c.outcome == Outcome.UNKNOWN.value,
         )
-        these = one_of(messages.c.id, message_ids)
         has_key = sa.exists().where(
             tables.keys.c.idempotency_key == messages.c.idempotency_key,
             tables.keys.c.message_id == messages.c.id,
         )
         superseded = sa.and_(messages.c.idempotency_key.is_not(None), ~has_key)
-        return tables.stored.where(these).add_columns(
+        return tables.stored.where(tables.has_id(message_ids)).add_columns(
             messages.c.claim_token,
             unknown.label("is_unknown"),
             superseded.label("is_superseded"),
@@ -540,14 +534,14 @@ def keyed_messages(tables: Tables) -> sa.Select[Any]:
 
 
 def unsent(tables: Tables, connection: sa.Connection, messages: Sequence[Message]) -> set[UUID]:
-    ended = [each for each in messages if each.status in UNSENT_STATUSES]
-    tried = [each.id for each in ended if each.attempt_count]
+    ended = [message for message in messages if message.status in UNSENT_STATUSES]
+    tried = [message.id for message in ended if message.attempt_count]
     attempts = tables.attempts.c
     query = sa.select(attempts.message_id).where(
         attempts.message_id.in_(tried), _is_perhaps_sent(tables)
     )
     sent = connection.scalars(query, execution_options=AS_NAMED) if tried else ()
-    return {each.id for each in ended}.difference(sent)
+    return {message.id for message in ended}.difference(sent)
 
 
 def take_keys_over(
@@ -555,7 +549,7 @@ def take_keys_over(
 ) -> None:
     """Free the keys of superseded messages; their token stops a retry that was judged before."""
     messages, attempts = tables.messages, tables.attempts
-    superseding = [(each.supersedes, each.message) for each in additions if each.supersedes]
+    superseding = [(row.supersedes, row.message) for row in additions if row.supersedes]
     for old, message in sorted(superseding, key=itemgetter(0)):
         this = (
             messages.c.id == old,

@@ -25,7 +25,7 @@ _LOCATIONS = (_PACKAGE / "migrations", _PACKAGE.parent / "migrations")
 
 
 class Obstacle(NamedTuple):
-    found: str
+    problem: str
     remedy: str
 
 
@@ -84,7 +84,7 @@ def schema_standing(database: Database) -> SchemaStanding:
         later = list(scripts.iterate_revisions("head", revision or "base"))
     except RevisionError:
         return SchemaStanding(revision, head, (), is_known=False)
-    missing = tuple(each.revision for each in reversed(later))
+    missing = tuple(script.revision for script in reversed(later))
     return SchemaStanding(revision, head, missing, is_known=True, obstacle=obstacle)
 
 
@@ -109,16 +109,16 @@ def options(tables: Tables) -> dict[str, Any]:
 
 
 def check_obstacle(connection: Connection, tables: Tables) -> None:
-    found = obstacle_of(connection, tables)
-    if found is not None:
-        raise StoreUnavailable(f"{found.found}; {found.remedy}", refused=True)
+    obstacle = obstacle_of(connection, tables)
+    if obstacle is not None:
+        raise StoreUnavailable(f"{obstacle.problem}; {obstacle.remedy}", refused=True)
 
 
 def obstacle_of(connection: Connection, tables: Tables) -> Obstacle | None:
     there = inspect(connection)
     if there.has_table(tables.version, tables.schema):
         return None
-    names = [each.name for each in tables.metadata.sorted_tables]
+    names = (table.name for table in tables.metadata.sorted_tables)
     taken = [name for name in names if there.has_table(name, tables.schema)]
     if not taken:
         return None

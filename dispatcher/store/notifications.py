@@ -62,7 +62,7 @@ class Notifications:
         The reported status is noted in the same transaction.
         """
         messages, attempts = self._tables.messages, self._tables.attempts
-        wanted: Select[Any] = (
+        due: Select[Any] = (
             select(*(messages.c[name] for name in _SHOWN), database_now().label("now"))
             .where(self._is_due)
             .order_by(*self._order)
@@ -71,12 +71,12 @@ class Notifications:
         )
 
         def work(connection: Connection) -> list[UUID]:
-            rows = connection.execute(wanted).all()
+            rows = connection.execute(due).all()
             if not rows:
                 return []
             made = {id_of(row): row for row in rows}
-            is_made = one_of(messages.c.id, list(made))
-            there = set(connection.scalars(select(messages.c.id).where(is_made)))
+            there = select(messages.c.id).where(self._tables.has_id(list(made)))
+            present = set(connection.scalars(there))
             ids = [row.id for row in rows]
             ended = select(attempts.c.message_id, attempts.c.outcome).where(
                 one_of(attempts.c.message_id, ids), attempts.c.outcome.is_not(None)
@@ -89,16 +89,14 @@ class Notifications:
                     "body": body_of(row, outcomes.get(row.id), tells_errors=self._tells_errors),
                 }
                 for id_, row in made.items()
-                if id_ not in there
+                if id_ not in present
             ]
             if new:
                 connection.execute(self._add, new)
             fault("tell.in_transaction")
-            these = one_of(messages.c.id, ids)
-            connection.execute(
-                update(messages).where(these).values(notified_status=messages.c.status)
-            )
-            return [each["id"] for each in new]
+            noted = update(messages).where(self._tables.has_id(ids))
+            connection.execute(noted.values(notified_status=messages.c.status))
+            return [row["id"] for row in new]
 
         return self._database.transact(work)
 

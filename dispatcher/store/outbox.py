@@ -31,7 +31,7 @@ from dispatcher.message import Message
 from dispatcher.store.database import Database
 from dispatcher.store.engines.base import Location, StoreEngine, files_of, is_added
 from dispatcher.store.engines.errors import refused_by_driver, unavailable
-from dispatcher.store.engines.types import insert_if_absent, one_of
+from dispatcher.store.engines.types import insert_if_absent
 from dispatcher.store.lists import is_suppressed
 from dispatcher.store.messages import (
     free_key,
@@ -133,8 +133,8 @@ class JoinedTransaction(Generic[T]):
         self._was_asked = False
 
     def with_keys(self, keys: Iterable[str]) -> dict[str, tuple[Message, str]]:
-        found = {key: self._with_key(key) for key in keys}
-        return {key: message for key, message in found.items() if message is not None}
+        messages = ((key, self._with_key(key)) for key in keys)
+        return {key: message for key, message in messages if message is not None}
 
     def _with_key(self, idempotency_key: str) -> tuple[Message, str] | None:
         """Return the message that has the key, as this transaction sees it, and its fingerprint.
@@ -201,8 +201,8 @@ class JoinedTransaction(Generic[T]):
         row, present = self._tables.messages.c, set[UUID]()
         with self._undone_alone():
             for start in range(0, len(message_ids), _IDS_AT_ONCE):
-                these = one_of(row.id, message_ids[start : start + _IDS_AT_ONCE])
-                query = self._tables.stored.where(these).with_only_columns(row.id)
+                has_id = self._tables.has_id(message_ids[start : start + _IDS_AT_ONCE])
+                query = self._tables.stored.where(has_id).with_only_columns(row.id)
                 present.update(self._connection.scalars(query, execution_options=AS_NAMED))
         return present
 
@@ -308,9 +308,9 @@ class JoinedMessages:
 
 def watch_of(connection: Connection, on_end: Callable[[Sequence[T], bool], None]) -> Watch[T]:
     watches: list[Watch[Any]] = connection.info.setdefault(_WATCHES, [])
-    for each in watches:
-        if each.on_end == on_end:
-            return each
+    for watch in watches:
+        if watch.on_end == on_end:
+            return watch
     for name, listener in (
         ("begin", _begins),
         ("begin_twophase", _begins),
@@ -328,8 +328,8 @@ def watch_of(connection: Connection, on_end: Callable[[Sequence[T], bool], None]
 def _watches(connection: Connection) -> list[Watch[Any]]:
     if connection.closed or connection.invalidated:
         return []
-    found: list[Watch[Any]] = connection.info.get(_WATCHES, [])
-    return found
+    watches: list[Watch[Any]] = connection.info.get(_WATCHES, [])
+    return watches
 
 
 def _begins(connection: Connection, *_: object) -> None:
@@ -357,7 +357,7 @@ def _returns(driver: object, entry: ConnectionPoolEntry) -> None:
 
 def _end(watches: Sequence[Watch[Any]], *, answered: bool) -> None:
     # Asked now: a thread may come when the caller's task, cancelled, has let go of the connection.
-    ended = [each for each in watches if not each.is_abandoned]
+    ended = [watch for watch in watches if not watch.is_abandoned]
 
     def end_each() -> None:
         for watch in ended:

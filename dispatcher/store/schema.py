@@ -36,6 +36,7 @@ from dispatcher.store.engines.types import (
     id_type,
     json_type,
     later,
+    one_of,
     partial,
     where_partitioned,
 )
@@ -242,14 +243,18 @@ class Tables:
         self.is_suppressed = self.suppressed(messages.c.recipient, messages.c.channel)
         """The condition that the recipient of a message has opted out."""
 
+    def has_id(self, ids: Sequence[UUID]) -> sa.ColumnElement[bool]:
+        return one_of(self.messages.c.id, ids)
+
     def has_status(self, *statuses: Status) -> sa.ColumnElement[bool]:
         """Return the guard that a row has one of these statuses, for rows found by their id.
 
         No index fits it: PostgreSQL would read all scheduled messages where it expects few.
         """
-        status = self.messages.c.status.concat("")
-        known = sa.or_(*(status == each.value for each in statuses))
-        return known if any(each.is_final for each in statuses) else sa.and_(self.is_live, known)
+        column = self.messages.c.status.concat("")
+        known = sa.or_(*(column == status.value for status in statuses))
+        may_have_ended = any(status.is_final for status in statuses)
+        return known if may_have_ended else sa.and_(self.is_live, known)
 
     def is_plainly(self, status: Status) -> sa.ColumnElement[bool]:
         """Return the condition that a row has this status, so that its index is found.

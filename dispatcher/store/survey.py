@@ -29,7 +29,7 @@ class _RolledBack(Exception):
 
 
 class LateCount(NamedTuple):
-    many: int = 0
+    messages: int = 0
     longest: timedelta = timedelta(0)
 
 
@@ -44,21 +44,20 @@ class StoreSurvey:
         return file is not None and not os.path.exists(file)  # noqa: PTH110 - never raises
 
     def now(self) -> datetime:
-        query = select(database_now())
-        found: datetime = self.database.run(lambda each: each.execute(query).scalar_one())
-        return found
+        now: datetime = self.database.read(select(database_now()))[0][0]
+        return now
 
     def missing_indexes(self) -> tuple[str, ...]:
         def missing(connection: Connection) -> set[str]:
-            names, found, schema = set(), inspect(connection), self._tables.schema
+            names, inspector, schema = set[str](), inspect(connection), self._tables.schema
             for table in self._tables.metadata.tables.values():
-                if not found.has_table(table.name, schema):
+                if not inspector.has_table(table.name, schema):
                     continue
-                there = {each["name"] for each in found.get_indexes(table.name, schema)}
-                names |= {str(each.name) for each in table.indexes} - there
+                there = {index["name"] for index in inspector.get_indexes(table.name, schema)}
+                names |= {str(index.name) for index in table.indexes} - there
                 # Not by its name: MariaDB calls each one PRIMARY.
                 holder = self.database.backend.key_holder(table, self._tables)
-                key = found.get_pk_constraint(holder, schema)["constrained_columns"]
+                key = inspector.get_pk_constraint(holder, schema)["constrained_columns"]
                 if key != table.primary_key.columns.keys():
                     names.add(str(table.primary_key.name))
             return names
@@ -86,7 +85,7 @@ class StoreSurvey:
                 for name in backend.durable.safe
             }
 
-        return backend.durable._replace(found=self.database.run(ask))
+        return backend.durable._replace(values=self.database.run(ask))
 
     def housekeeping(self) -> Housekeeping:
         backend, tables = self.database.backend, self._tables
@@ -134,18 +133,18 @@ class StoreSurvey:
     def unknown_channels(self, known: Collection[str]) -> dict[str, int]:
         messages = self._tables.messages
         query = (
-            select(messages.c.channel, func.count().label("many"))
+            select(messages.c.channel, func.count())
             .where(
                 self._tables.is_plainly(Status.SCHEDULED), messages.c.channel.notin_(list(known))
             )
             .group_by(messages.c.channel)
             .order_by(messages.c.channel)
         )
-        return {each.channel: each.many for each in self.database.read(query)}
+        return dict(map(tuple, self.database.read(query)))
 
     def _late(self, since: Any, older_than: timedelta, *where: Any) -> LateCount:
         now = database_now()
         before = later(now, -older_than)
         query = select(func.count(), func.min(since), now).where(since <= before, *where)
-        many, first, present = self.database.read(query)[0]
-        return LateCount(many, present - first) if many else LateCount()
+        [(messages, first, present)] = self.database.read(query)
+        return LateCount(messages, present - first) if messages else LateCount()

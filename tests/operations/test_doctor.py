@@ -517,7 +517,7 @@ def test_tables_of_another_program_stop_the_worker() -> None:
 def test_a_database_that_acknowledges_too_early_is_warned_of(
     durable: Any, settings: dict[str, str], level: Level
 ) -> None:
-    durability = durable._replace(found=settings)
+    durability = durable._replace(values=settings)
     store = SimpleNamespace(durability=lambda: durability)
     doctor: Any = SimpleNamespace(store=store, schema=lambda: None)
     assert checks.store_durability(doctor).level is level

@@ -70,7 +70,7 @@ def test_nothing_is_migrated_past_what_is_in_the_way(empty: Database) -> None:
     assert there(empty) == before
     obstacle = schema_standing(empty).obstacle
     assert obstacle is not None
-    assert re.search(FOREIGN, f"{obstacle.found}; {obstacle.remedy}")
+    assert re.search(FOREIGN, f"{obstacle.problem}; {obstacle.remedy}")
     with pytest.raises(StoreUnavailable, match=r"out of date .* run `dispatcher migrate`"):
         Messages(empty).get(new_id())
 

@@ -148,9 +148,9 @@ def _taken_over(kind: str, name: str, value: str, url: URL) -> Mapping[str, str]
             raise _refused(name, f"is {quoted(value)}", "true or false")
         value = _WORDS[value.lower()]
     spelt = {"postgresql": _as_psycopg, "mysql": _as_pymysql}.get(kind)
-    found = spelt(name, lower, value, url) if spelt else None
-    if found is not None:
-        return found
+    parameters = spelt(name, lower, value, url) if spelt else None
+    if parameters is not None:
+        return parameters
     if lower in _KNOWN[kind]:
         return {lower: value}
     if lower in _WITHOUT_EFFECT:

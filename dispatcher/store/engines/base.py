@@ -77,7 +77,7 @@ class Prepared:
 
 
 def files_of(paths: Iterable[Path]) -> Location:
-    return frozenset((found.st_dev, found.st_ino) for found in map(Path.stat, paths))
+    return frozenset((file.st_dev, file.st_ino) for file in map(Path.stat, paths))
 
 
 def is_added(
@@ -106,15 +106,15 @@ class InsertFailed(Exception):
 
 
 class Durability(NamedTuple):
-    """The settings on which it depends that a commit is kept: ``safe`` values, and those found."""
+    """The settings on which it depends that a commit is kept: ``safe`` values, and those it has."""
 
     safe: Mapping[str, tuple[str, ...]]
     remedy: str
-    found: Mapping[str, str] = {}
+    values: Mapping[str, str] = {}
 
     @property
     def unsafe(self) -> list[str]:
-        return [name for name, safe in self.safe.items() if self.found[name].lower() not in safe]
+        return [name for name, safe in self.safe.items() if self.values[name].lower() not in safe]
 
 
 class Slot(NamedTuple):
@@ -162,7 +162,7 @@ def pages(
             yield rows
         if len(rows) < size:
             return
-        first, *more = last = [sa.literal(rows[-1]._mapping[each], each.type) for each in key]
+        first, *more = last = [sa.literal(rows[-1]._mapping[column], column.type) for column in key]
         behind = [key[0] > first]
         if more:  # redundant: MariaDB does not seek in an index by a tuple
             behind = [key[0] >= first, sa.tuple_(*key) > sa.tuple_(*last)]
@@ -243,9 +243,9 @@ class StoreEngine(ABC):
         return None
 
     def claim_at_once(
-        self, _tables: Tables, _wanted: sa.Select[Any], _take: sa.Update
+        self, _tables: Tables, _claimable: sa.Select[Any], _take: sa.Update
     ) -> sa.Select[Any] | None:
-        """Return one statement that takes ``wanted`` messages and begins attempts, where it can.
+        """Return one statement that takes ``claimable`` messages and begins attempts, where it can.
 
         It returns their columns, ``claim_token`` and ``now``. Of this one and the next two, what
         they leave is done step by step.

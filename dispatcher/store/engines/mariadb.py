@@ -144,13 +144,13 @@ class MariaDBEngine(StoreEngine):
         ``reserved`` lies between the other two in it, so the condition names both of its values.
         """
         row = tables.messages.c
-        every = (Status.SCHEDULED.value, *(each.value for each in NOTIFIED_STATUSES))
+        reported = [Status.SCHEDULED.value, *(status.value for status in NOTIFIED_STATUSES)]
         pairs = (
             sa.and_(
-                row.status == each,
-                row.notified_status.in_([other for other in every if other != each]),
+                row.status == status.value,
+                row.notified_status.in_([other for other in reported if other != status]),
             )
-            for each in every[1:]
+            for status in NOTIFIED_STATUSES
         )
         where = sa.and_(row.reserved.in_([False, True]), sa.or_(*pairs))
         return where, (row.status, row.reserved, row.notified_status, row.id)
@@ -215,9 +215,9 @@ class MariaDBEngine(StoreEngine):
             return
         execute = impl._exec
 
-        def unless_done(*given: Any, **more: Any) -> Any:
+        def unless_done(*args: Any, **options: Any) -> Any:
             try:
-                return execute(*given, **more)
+                return execute(*args, **options)
             except DBAPIError as error:
                 if code_of(error) not in _DONE_BEFORE:
                     raise

@@ -93,7 +93,7 @@ class _Split(NamedTuple):
     days: str = ""
 
     def part(self, name: str, schema: str | None = None) -> sa.TableClause:
-        columns = (sa.column(each.name, each.type) for each in self.table.columns)
+        columns = (sa.column(column.name, column.type) for column in self.table.columns)
         return sa.table(f"{self.table.name}_{name}", *columns, schema=schema or self.table.schema)
 
     def name(self, named: sa.Table | sa.TableClause) -> str:
@@ -103,8 +103,8 @@ class _Split(NamedTuple):
 
     def made(self) -> Iterator[_Day]:
         history = self.part(_HISTORY)
-        given = {"parent": self.name(history)}
-        for schema, name in self.connection.execute(_CHILDREN, given).all():
+        parent = {"parent": self.name(history)}
+        for schema, name in self.connection.execute(_CHILDREN, parent).all():
             if (digits := name.removeprefix(f"{history.name}_")).isdigit():
                 day = datetime.strptime(digits, "%Y%m%d").replace(tzinfo=UTC).date()
                 yield _Day(self.part(f"{_HISTORY}_{digits}", schema), day)
@@ -182,7 +182,7 @@ def make(connection: sa.Connection, tables: Tables) -> None:
     _make_schema(splits[0])
     for split in splits:
         parent, history = split.name(split.table), split.name(split.part(_HISTORY))
-        key = ", ".join(each.name for each in split.table.primary_key)
+        key = ", ".join(column.name for column in split.table.primary_key)
         run(
             f"CREATE TABLE {split.name(split.part(_LIVE))} PARTITION OF {parent} "
             f"(PRIMARY KEY ({key})) FOR VALUES IN (true) WITH ({options})"
@@ -201,9 +201,9 @@ def make(connection: sa.Connection, tables: Tables) -> None:
             run(_make_day(split, missing))
 
 
-def live_name(connection: sa.Connection, split: sa.Table) -> str:
-    found = _Split(split, connection)
-    return found.name(found.part(_LIVE))
+def live_name(connection: sa.Connection, table: sa.Table) -> str:
+    split = _Split(table, connection)
+    return split.name(split.part(_LIVE))
 
 
 def state(connection: sa.Connection, tables: Tables) -> tuple[int, bool]:
@@ -219,9 +219,9 @@ def state(connection: sa.Connection, tables: Tables) -> tuple[int, bool]:
 
 def _splits(connection: sa.Connection, tables: Tables) -> list[_Split]:
     parent = _Split(tables.messages, connection).name(tables.messages)
-    given = {"days": f"{tables.prefix}days", "parent": parent}
-    days = connection.scalar(_SCHEMA_OF_DAYS, given) or ""
-    return [_Split(each, connection, days) for each in (tables.messages, tables.attempts)]
+    names = {"days": f"{tables.prefix}days", "parent": parent}
+    days = connection.scalar(_SCHEMA_OF_DAYS, names) or ""
+    return [_Split(table, connection, days) for table in (tables.messages, tables.attempts)]
 
 
 def _make_schema(split: _Split) -> None:
@@ -283,8 +283,8 @@ def _make_coming(split: _Split) -> None:
 def _alone(connection: sa.Connection, *statements: str, patience_ms: int = _PATIENCE_MS) -> None:
     with transaction(connection):
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = {patience_ms}")
-        for each in statements:
-            connection.exec_driver_sql(each)
+        for statement in statements:
+            connection.exec_driver_sql(statement)
 
 
 @contextmanager
@@ -311,8 +311,8 @@ def _drop_detached(split: _Split, tables: Tables) -> None:
     """Free the idempotency keys of days that were taken out, and drop them."""
     beginning = f"{split.table.name}_{_DETACHED}_"
     history = split.name(split.part(_HISTORY))
-    given = {"history": history, "beginning": beginning, "days": split.days}
-    for schema, name in split.connection.execute(_LIKE, given).all():
+    names = {"history": history, "beginning": beginning, "days": split.days}
+    for schema, name in split.connection.execute(_LIKE, names).all():
         rows = split.part(name.removeprefix(f"{split.table.name}_"), schema)
         _free_keys(split.connection, rows, tables)
         _alone(split.connection, f"DROP TABLE {split.name(rows)}")
@@ -321,33 +321,31 @@ def _drop_detached(split: _Split, tables: Tables) -> None:
 def _delete_orphans(attempts: _Split, until: date, tables: Tables) -> None:
     """Delete old attempts of a day without a partition whose messages went with theirs."""
     rows, key = attempts.part(_OTHER), tables.attempts.primary_key
-    columns = [rows.c[each.name] for each in key]
+    columns = [rows.c[column.name] for column in key]
     has_message = sa.exists().where(tables.messages.c.id == rows.c.message_id)
     is_old = rows.c.finished_at < _midnight(until)
-    some = sa.select(*columns).where(is_old, ~has_message).limit(_ROWS_AT_ONCE)
-    while found := attempts.connection.execute(some).all():
-        attempts.connection.execute(
-            sa.delete(rows).where(sa.tuple_(*columns).in_(map(tuple, found)))
-        )
-        if len(found) < _ROWS_AT_ONCE:
+    page = sa.select(*columns).where(is_old, ~has_message).limit(_ROWS_AT_ONCE)
+    while orphans := attempts.connection.execute(page).all():
+        is_orphan = sa.tuple_(*columns).in_(map(tuple, orphans))
+        attempts.connection.execute(sa.delete(rows).where(is_orphan))
+        if len(orphans) < _ROWS_AT_ONCE:
             return
 
 
 def _has_messages_to_keep(split: _Split, rows: sa.TableClause, tables: Tables) -> bool:
     ids = sa.select(rows.c.id)
     return any(
-        split.has(ids.where(each)) for each in (tables.is_unreleased, tables.is_notification_due)
+        split.has(ids.where(is_needed))
+        for is_needed in (tables.is_unreleased, tables.is_notification_due)
     )
 
 
 def _has_attempts_to_keep(split: _Split, rows: sa.TableClause, tables: Tables) -> bool:
-    messages = tables.messages
     is_unknown = rows.c.outcome == sa.text("'unknown'")
     query = sa.select(rows.c.message_id).where(is_unknown)
     for page in pages(split.connection.execute, query, [rows.c.message_id], _ROWS_AT_ONCE):
-        ids = [message_id for (message_id,) in page]
-        these = messages.c.id == sa.func.any(sa.literal(ids, sa.ARRAY(sa.Uuid())))
-        if split.has(sa.select(messages.c.id).where(these)):
+        has_id = tables.has_id([message_id for (message_id,) in page])
+        if split.has(sa.select(tables.messages.c.id).where(has_id)):
             return True
     return False
 

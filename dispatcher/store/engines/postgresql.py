@@ -298,9 +298,9 @@ class PostgreSQLEngine(partitions.PartitionedEngine):
         return run
 
     def claim_at_once(
-        self, tables: Tables, wanted: sa.Select[Any], take: sa.Update
+        self, tables: Tables, claimable: sa.Select[Any], take: sa.Update
     ) -> sa.Select[Any]:
-        messages, chosen = tables.messages, wanted.cte("wanted")
+        messages, chosen = tables.messages, claimable.cte("claimable")
         taken = (
             take.where(messages.c.id == chosen.c.id)
             .returning(*tables.message_columns, messages.c.claim_token)
