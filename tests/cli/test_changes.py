@@ -27,7 +27,7 @@ HOUR = timedelta(hours=1)
 
 
 @pytest.fixture
-def many(house: House, monkeypatch: pytest.MonkeyPatch) -> list[Message]:
+def seven(house: House, monkeypatch: pytest.MonkeyPatch) -> list[Message]:
     """Give seven messages on two channels; a batch is of two."""
     monkeypatch.setattr(changes, "_BATCH", 2)
     return [
@@ -39,23 +39,23 @@ def many(house: House, monkeypatch: pytest.MonkeyPatch) -> list[Message]:
 @pytest.fixture
 def held(house: House) -> list[Message]:
     messages = [house.submit(name, on_unknown="hold") for name in ("ada", "ben", "cyd")]
-    house.parts.delivery.claims.claim([each.id for each in messages])
+    house.parts.delivery.claims.claim([message.id for message in messages])
     house.end_claims(*messages)
     assert house.parts.sweep.rescue() == 3
-    return [house.again(each) for each in messages]
+    return [house.again(message) for message in messages]
 
 
-def statuses(house: House, some: list[Message]) -> list[str]:
-    return [house.again(each).status.value for each in some]
+def statuses(house: House, messages: list[Message]) -> list[str]:
+    return [house.again(message).status.value for message in messages]
 
 
 def test_matching_messages_are_cancelled_and_their_quota_given_back(
-    house: House, run: Run, many: list[Message]
+    house: House, run: Run, seven: list[Message]
 ) -> None:
     ran = run("cancel", "--channel", "memory", "--yes")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out == "cancel: 4 of 4 messages done\n"
-    assert statuses(house, many) == ["cancelled", "scheduled"] * 3 + ["cancelled"]
+    assert statuses(house, seven) == ["cancelled", "scheduled"] * 3 + ["cancelled"]
     assert set(house.all_members()) == {"r1", "r3", "r5"}
     again = run("cancel", "--channel", "memory", "--yes", "--json")
     assert again.data == {
@@ -92,15 +92,15 @@ def test_without_yes_it_asks_and_does_nothing_unless_told(
 
 
 def test_reasons_are_told_and_the_first_gives_the_exit_code(
-    house: House, run: Run, many: list[Message], monkeypatch: pytest.MonkeyPatch
+    house: House, run: Run, seven: list[Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some are taken between the look and the change."""
     select = Dispatcher.select
 
     def taken_meanwhile(self: Dispatcher, **asked: Any) -> Any:
-        found = list(select(self, **asked))
-        house.change(found[:3], status="sent", finished_at=house.database_time())
-        return iter(found)
+        matching = list(select(self, **asked))
+        house.change(matching[:3], status="sent", finished_at=house.database_time())
+        return iter(matching)
 
     monkeypatch.setattr(Dispatcher, "select", taken_meanwhile)
     ran = run("cancel", "--all", "--yes")
@@ -108,7 +108,7 @@ def test_reasons_are_told_and_the_first_gives_the_exit_code(
     assert ran.out.splitlines() == [
         "cancel: 4 of 7 messages done", "  not done 3: already sent",
     ]  # fmt: skip
-    assert statuses(house, many).count("cancelled") == 4
+    assert statuses(house, seven).count("cancelled") == 4
 
 
 def break_after(monkeypatch: pytest.MonkeyPatch, name: str, calls: int, error: Any) -> list[int]:
@@ -128,7 +128,7 @@ def break_after(monkeypatch: pytest.MonkeyPatch, name: str, calls: int, error: A
 
 
 def test_an_outage_on_the_way_tells_how_to_go_on(
-    house: House, run: Run, many: list[Message], monkeypatch: pytest.MonkeyPatch
+    house: House, run: Run, seven: list[Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = break_after(monkeypatch, "cancel_many", 2, StoreUnavailable("it cannot be reached"))
     ran = run("cancel", "--all", "--yes", "--json")
@@ -137,7 +137,7 @@ def test_an_outage_on_the_way_tells_how_to_go_on(
     assert (ran.data["done"], ran.data["complete"]) == (4, False)
     left[0] = 99
     assert run("cancel", "--all", "--yes", "--json").data["matched"] == 3
-    assert statuses(house, many) == ["cancelled"] * 7
+    assert statuses(house, seven) == ["cancelled"] * 7
 
 
 ON = "go on with --made-after"
@@ -153,7 +153,7 @@ ON = "go on with --made-after"
 def test_a_repeated_reschedule_after_an_outage_moves_no_message_twice(  # noqa: PLR0917 - one table
     house: House,
     run: Run,
-    many: list[Message],
+    seven: list[Message],
     monkeypatch: pytest.MonkeyPatch,
     error: type[Unavailable],
     done: int,
@@ -164,18 +164,18 @@ def test_a_repeated_reschedule_after_an_outage_moves_no_message_twice(  # noqa: 
     later = ("reschedule", "--all", "--later", "30 minutes", "--yes")
     ran = run(*later)
     assert ran.code == 6
-    ids = [each.id for each in many]
+    ids = [message.id for message in seven]
     assert says.format(*ids) in ran.err
     assert f"Look at {ids[done]}: " in ran.err
     assert ran.out.startswith(f"reschedule: {done} of 7 messages done")
     left[0] = 99
-    rest = run(*later, *(["--made-after", str(many[done - 1].id)] if done else []))
+    rest = run(*later, *(["--made-after", str(seven[done - 1].id)] if done else []))
     assert rest.out == f"reschedule: {7 - done} of {7 - done} messages done\n"
-    assert [house.again(each).send_at - each.send_at for each in many] == [HOUR / 2] * 7
+    assert [house.again(message).send_at - message.send_at for message in seven] == [HOUR / 2] * 7
 
 
 def test_an_outage_between_batches_tells_the_last_that_was_changed(
-    run: Run, many: list[Message], monkeypatch: pytest.MonkeyPatch
+    run: Run, seven: list[Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     select = Dispatcher.select
 
@@ -186,26 +186,26 @@ def test_an_outage_between_batches_tells_the_last_that_was_changed(
     monkeypatch.setattr(Dispatcher, "select", broken)
     ran = run("reschedule", "--all", "--later", "30 minutes", "--yes")
     assert ran.out.startswith("reschedule: 4 of 7 messages done")
-    assert f"do not change them twice: {ON} {many[3].id}." in ran.err
+    assert f"do not change them twice: {ON} {seven[3].id}." in ran.err
 
 
 def test_no_more_is_changed_than_was_confirmed(
-    run: Run, many: list[Message], monkeypatch: pytest.MonkeyPatch
+    run: Run, seven: list[Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Dispatcher, "count", lambda *_, **__: 3)
     assert run("cancel", "--all", "--yes").out == "cancel: 3 of 3 messages done\n"
 
 
-def test_reschedule_moves_all_by_a_length(house: House, run: Run, many: list[Message]) -> None:
+def test_reschedule_moves_all_by_a_length(house: House, run: Run, seven: list[Message]) -> None:
     ran = run("reschedule", "--channel", "file", "--later", "30 minutes", "--yes")
     assert (ran.code, ran.out) == (0, "reschedule: 3 of 3 messages done\n")
-    moved = [house.again(each).send_at - each.send_at for each in many]
+    moved = [house.again(message).send_at - message.send_at for message in seven]
     assert moved == [0 * HOUR, HOUR / 2] * 3 + [0 * HOUR]
     far = run("reschedule", "--all", "--later", "3000 days", "--yes")
     assert far.code == 2
     assert "not done 7: InvalidSendTime" in far.out
-    one = run("reschedule", str(many[0].id), "--later", "1 hour")
-    assert one.out.startswith(f"{many[0].id} is scheduled for ")
+    one = run("reschedule", str(seven[0].id), "--later", "1 hour")
+    assert one.out.startswith(f"{seven[0].id} is scheduled for ")
 
 
 def test_a_zone_that_reads_the_filters_moves_no_message_to_it(house: House, run: Run) -> None:
@@ -219,17 +219,17 @@ def test_a_zone_that_reads_the_filters_moves_no_message_to_it(house: House, run:
     command = ("reschedule", *span, "--yes", "--json")
     by_zone = run(*command, "--zone", "Europe/Berlin", "--later", "1 hour")
     assert by_zone.data["done"] == 3
-    again = [house.again(each) for each in messages]
-    assert [each.zone for each in again] == zones
-    assert {each.send_at.hour for each in again} == {13}
+    again = [house.again(message) for message in messages]
+    assert [message.zone for message in again] == zones
+    assert {message.send_at.hour for message in again} == {13}
     span = ("--from", "2030-01-07T14:00", "--to", "2030-01-07T14:01")
     at = ("--send-at", "2030-01-08T09:00", "--channel", "memory")
     own = run("reschedule", *span, *at, "--filter-zone", "Europe/Berlin", "--json", "--yes")
     assert own.data["done"] == 2, "one has no zone by which the time could be read"
-    assert [house.again(each).send_at.hour for each in messages[:2]] == [9, 14]
+    assert [house.again(message).send_at.hour for message in messages[:2]] == [9, 14]
     for zone, code in (("Europe/Berlin", 0), ("Mars", 2)):
         assert run("reschedule", "--all", "--set-zone", zone, "--later", "1h", "--yes").code == code
-        assert {house.again(each).zone for each in messages} == {"Europe/Berlin"}
+        assert {house.again(message).zone for message in messages} == {"Europe/Berlin"}
 
 
 def test_release_drop_and_retry_take_filters(house: House, run: Run, held: list[Message]) -> None:
@@ -245,13 +245,13 @@ def test_release_drop_and_retry_take_filters(house: House, run: Run, held: list[
 
 def test_held_messages_are_listed_oldest_first(run: Run, held: list[Message]) -> None:
     ran = run("held", "--json")
-    assert [each["id"] for each in ran.lines] == [str(each.id) for each in held]
-    assert {each["status"] for each in ran.lines} == {"held"}
+    assert [line["id"] for line in ran.lines] == [str(message.id) for message in held]
+    assert {line["status"] for line in ran.lines} == {"held"}
     listed = run("list", "--status", "held", "--json").lines
     assert [*reversed(ran.lines)] == listed, "a line each, as list prints them"
     shown = run("held", "--limit", "2")
     assert shown.code == 0
-    assert [str(each.id) in shown.out for each in held] == [True, True, False]
+    assert [str(message.id) in shown.out for message in held] == [True, True, False]
     assert "1 of 10" in shown.out
 
 
@@ -266,13 +266,13 @@ def test_several_are_decided_at_once_and_a_refused_one_does_not_stop_the_others(
     if command == "cancel":
         house.deliver(wrong)
         right = [house.submit(name, send_in=HOUR) for name in ("eve", "fay", "guy")]
-    first, second, third = (str(each.id) for each in right)
+    first, second, third = (str(message.id) for message in right)
     ran = run(command, first, str(wrong.id), str(new_id()), "nonsense", second)
     assert ran.code == 5, "that of the first refusal"
     assert f"already {house.again(wrong).status}" in ran.err
     assert "there is no message" in ran.err
     assert "no message id" in ran.err
-    assert ran.out.splitlines() == [f"{each} is {status}" for each in (first, second)]
+    assert ran.out.splitlines() == [f"{message_id} is {status}" for message_id in (first, second)]
     last = run(command, third, "--json")
     assert (last.data["id"], last.data["status"]) == (third, status)
     assert statuses(house, right) == [status] * 3

@@ -138,8 +138,8 @@ def test_list_filters_and_limits(house: House, run: Run) -> None:
     first = submit(run)
     second = house.submit("ben", channel="file", send_in=timedelta(minutes=10))
     house.dispatcher.cancel(second.id)
-    assert [each["id"] for each in run("list", "--json").lines] == [str(second.id), first["id"]]
-    assert [each["id"] for each in run("list", "--limit", "1", "--json").lines] == [str(second.id)]
+    assert [line["id"] for line in run("list", "--json").lines] == [str(second.id), first["id"]]
+    assert [line["id"] for line in run("list", "--limit", "1", "--json").lines] == [str(second.id)]
     [only] = run("list", "--recipient", "ada", "--json").lines
     assert (only["id"], set(only)) == (first["id"], MESSAGE_FIELDS)
     table = run("list")
@@ -212,8 +212,8 @@ def test_migrate_in_a_fresh_folder_makes_the_private_data_folder(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for each in ("DATABASE_URL", "DATA_DIR"):
-        monkeypatch.delenv(f"DISPATCHER_{each}", raising=False)
+    for name in ("DATABASE_URL", "DATA_DIR"):
+        monkeypatch.delenv(f"DISPATCHER_{name}", raising=False)
     ran = run("migrate")
     assert (ran.code, ran.err) == (0, "")
     folder = tmp_path / ".dispatcher"
@@ -246,11 +246,11 @@ SHELL = re.compile(r"\s+[|<>]\s+")
 
 def commands(group: Any = None) -> Iterator[Any]:
     group = group or every_command()
-    for each in group.commands.values():
-        if hasattr(each, "commands"):
-            yield from commands(each)
+    for command in group.commands.values():
+        if hasattr(command, "commands"):
+            yield from commands(command)
         else:
-            yield each
+            yield command
 
 
 EXAMPLES = [line for command in commands() for line in re.findall(r"\$ (.+)", command.epilog)]
@@ -277,7 +277,7 @@ def test_a_suppressed_recipient_gets_nothing_until_unsuppressed(house: House, ru
     assert "cancelled: 0" in run("suppress", "ada", "--channel", "memory").out
     table = run("suppressed").out
     assert re.findall(r"^(ada) +(\w+)", table, re.MULTILINE) == [("ada", "all"), ("ada", "memory")]
-    channels = [each["channel"] for each in run("suppressed", "ada", "--json").lines]
+    channels = [line["channel"] for line in run("suppressed", "ada", "--json").lines]
     assert channels == [None, "memory"]
     assert run("suppressed", "ben", "--json").lines == []
     assert "still gets nothing on channel memory" in run("unsuppress", "ada").out
@@ -313,7 +313,7 @@ def test_a_key_is_made_listed_rotated_and_revoked(house: House, run: Run) -> Non
     assert second["key"] != token
     assert run("keys", "revoke", key_id, "--json").data == [key_id]
     first, other = run("keys", "list", "--json").lines
-    assert [bool(each["revoked_at"]) for each in (first, other)] == [True, False]
+    assert [bool(key["revoked_at"]) for key in (first, other)] == [True, False]
     table = run("keys", "list").out
     assert key_id in table
     assert run("keys", "revoke", "nobody").code == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def test_a_sound_deployment_ends_with_0_and_one_with_warnings_with_1_only_when_s
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.splitlines()[-1] == "48 ok"
     data = run("doctor", "--json").data
-    assert (data["level"], len({each["check"] for each in data["findings"]})) == ("ok", 48)
+    assert (data["level"], len({finding["check"] for finding in data["findings"]})) == ("ok", 48)
     assert data["counts"] == {"ok": 48, "warning": 0, "error": 0, "skipped": 0}
     assert data["findings"][3] == {
         "check": "redis.eviction", "level": "ok", "found": "nothing is evicted", "remedy": None,
@@ -72,7 +73,7 @@ def test_an_app_is_named_as_for_celery_and_an_installed_one_examined_with_its_ow
     monkeypatch.syspath_prepend(tmp_path)
     ran = run("doctor", "--app", "users_shop", "--json")
     assert ran.code == 1
-    [attached] = [each for each in ran.data["findings"] if each["check"] == "app.attached"]
+    [attached] = [finding for finding in ran.data["findings"] if finding["check"] == "app.attached"]
     assert "dispatcher.deliver is not routed" in attached["found"]
     assert "enqueue_due, rescue, reconcile, prune" in attached["found"]
     for name in ("no_such_shop", "dispatcher.times.clock:SystemClock"):
@@ -81,8 +82,8 @@ def test_an_app_is_named_as_for_celery_and_an_installed_one_examined_with_its_ow
     monkeypatch.setenv("DISPATCHER_QUEUE", "another")
     monkeypatch.setenv("DISPATCHER_BROKER_URL", "redis://127.0.0.1:1/0")
     ran = run("doctor", "--app", "installed_shop", "--json")
-    found = {each["check"]: each["level"] for each in ran.data["findings"]}
-    assert (found["app.attached"], found["broker.answers"]) == ("ok", "ok")
+    levels = {finding["check"]: finding["level"] for finding in ran.data["findings"]}
+    assert (levels["app.attached"], levels["broker.answers"]) == ("ok", "ok")
 
 
 @pytest.fixture
@@ -158,7 +159,7 @@ def test_differences_end_with_1_and_are_named_until_a_rebuild(
         assert part in ran.out
     as_json = run("windows", "verify", "--json")
     assert as_json.code == 1
-    missing, orphan = sorted(as_json.data["differences"], key=lambda each: str(each["fault"]))
+    missing, orphan = sorted(as_json.data["differences"], key=itemgetter("fault"))
     assert (missing["fault"], missing["scope"]) == ("missing", "ada")
     assert (missing["send_at"], missing["booked_at"]) == ("2028-01-01T11:11:11.000Z", None)
     assert (orphan["fault"], orphan["scope"]) == ("orphan", "[red]x")

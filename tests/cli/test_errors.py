@@ -85,18 +85,18 @@ MISTAKES = {
 }
 REFUSALS = {
     f"{SUBMIT} --send-at 2028-01-01T11:11:12Z": (3, "next free slot is 2028-01-01T11:12:11+00:00"),
-    **{f"{each} {{nobody}}": (4, "there is no message") for each in ("show", "cancel", "retry")},
+    **{f"{verb} {{nobody}}": (4, "there is no message") for verb in ("show", "cancel", "retry")},
     "cancel {sent}": (5, "is already sent"),
     "retry {sent}": (5, "is already sent"),
     "reschedule {sent} --send-in '1 hour'": (5, "already sent"),
     "update {sent} --text 'too late'": (5, "already sent"),
     f"{SUBMIT} --send-in 5 --key k": (5, "which has other content"),
 }
-CASES = [*((each, 2, says) for each, says in MISTAKES.items()),
-         *((each, *said) for each, said in REFUSALS.items())]  # fmt: skip
+CASES = [*((line, 2, says) for line, says in MISTAKES.items()),
+         *((line, *said) for line, said in REFUSALS.items())]  # fmt: skip
 
 
-@pytest.mark.parametrize(("line", "code", "says"), CASES, ids=[each[0][:40] for each in CASES])
+@pytest.mark.parametrize(("line", "code", "says"), CASES, ids=[case[0][:40] for case in CASES])
 def test_an_error_is_one_sentence_with_its_exit_code(
     house: House, run: Run, line: str, code: int, says: str
 ) -> None:

@@ -35,23 +35,23 @@ def row(**more: Any) -> dict[str, Any]:
     return ROW | more
 
 
-def people(many: int, **more: Any) -> list[dict[str, Any]]:
-    return [row(recipient=f"person {number}", **more) for number in range(many)]
+def people(count: int, **more: Any) -> list[dict[str, Any]]:
+    return [row(recipient=f"person {number}", **more) for number in range(count)]
 
 
 def as_csv(rows: list[dict[str, Any]]) -> str:
     text = io.StringIO()
-    names = list(dict.fromkeys(name for each in rows for name in each))
+    names = list(dict.fromkeys(name for row in rows for name in row))
     writer = csv.DictWriter(text, names)
     writer.writeheader()
-    for each in rows:
-        texts = {name: json.dumps(cell) for name, cell in each.items() if isinstance(cell, dict)}
-        writer.writerow(each | texts)
+    for row in rows:
+        texts = {name: json.dumps(cell) for name, cell in row.items() if isinstance(cell, dict)}
+        writer.writerow(row | texts)
     return text.getvalue()
 
 
 def as_jsonl(rows: list[dict[str, Any]]) -> str:
-    return "".join(json.dumps(each) + "\n" for each in rows)
+    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def refused_rows(path: str = "rows.rejected.jsonl") -> list[dict[str, Any]]:
@@ -131,21 +131,21 @@ def test_refused_rows_are_written_with_their_lines_and_can_be_imported_again(
     assert (ran.data["accepted"], ran.data["refused"]) == (3, 5)
     assert ran.data["reasons"] == {"InvalidDraft": 4, "QuotaExceeded 1/minute": 1}
     assert next(iter(house.dispatcher.select(recipient="ben"))).body == {"text": "two\r\nlines"}
-    found = refused_rows()
-    assert [(each["line"], each["error"].split(":")[0]) for each in found] == [
+    refused = refused_rows()
+    assert [(row["line"], row["error"].split(":")[0]) for row in refused] == [
         (6, "fold"), (7, "row"), (8, "send_in"), (9, "row"), (10, "2028-01-01T11"),
     ]  # fmt: skip
-    assert found[4]["next_slot"] == "2028-01-01T11:12:11.000Z"
-    assert found[4]["row"] == {"recipient": "ada", "text": "again", "send_at": AT}
-    assert found[1]["row"] == ["cleo", "x", AT]
-    assert found[3]["row"] == f'cleo,"x"y,{AT},,\n'
+    assert refused[4]["next_slot"] == "2028-01-01T11:12:11.000Z"
+    assert refused[4]["row"] == {"recipient": "ada", "text": "again", "send_at": AT}
+    assert refused[1]["row"] == ["cleo", "x", AT]
+    assert refused[3]["row"] == f'cleo,"x"y,{AT},,\n'
 
-    found[0]["row"]["fold"] = 0
-    found[4]["row"]["send_at"] = found[4]["next_slot"]
-    mended = as_jsonl([found[0], found[4], found[1]])
+    refused[0]["row"]["fold"] = 0
+    refused[4]["row"]["send_at"] = refused[4]["next_slot"]
+    mended = as_jsonl([refused[0], refused[4], refused[1]])
     ran = run_import(run, mended, "--channel", "memory", "--json", name="mended.jsonl")
     assert (ran.data["accepted"], ran.data["refused"]) == (2, 1)
-    assert [each["row"] for each in refused_rows("mended.rejected.jsonl")] == [found[1]["row"]]
+    assert [row["row"] for row in refused_rows("mended.rejected.jsonl")] == [refused[1]["row"]]
 
 
 MOST = 4 * 64 * 1024 + 65_536
@@ -187,12 +187,13 @@ def test_a_bad_row_is_refused_alone_and_named(house: House, run: Run, kind: str)
         text += f"\n{json.dumps(row())}\n" if name == "rows.jsonl" else GOOD.format("ada")
     ran = run_import(run, text, "--json", name=name)
     assert (ran.code, ran.data["accepted"]) == (2, 0 if is_open else 1)
-    assert [each.recipient for each in house.dispatcher.select()] == ([] if is_open else ["ada"])
+    stored = [message.recipient for message in house.dispatcher.select()]
+    assert stored == ([] if is_open else ["ada"])
     refused = sorted(refused_rows(), key=itemgetter("line"))
-    assert [each["line"] for each in refused] == [*wrong]
-    for each, says in zip(refused, wrong.values(), strict=True):
-        assert re.match(says, each["error"])
-        assert len(each["row"]) <= 2 * MOST, "its beginning"
+    assert [row["line"] for row in refused] == [*wrong]
+    for refusal, says in zip(refused, wrong.values(), strict=True):
+        assert re.match(says, refusal["error"])
+        assert len(refusal["row"]) <= 2 * MOST, "its beginning"
 
 
 SAVED = {
@@ -287,7 +288,7 @@ def test_plan_says_what_would_come_and_changes_nothing(house: House, run: Run) -
     before = house.snapshot()
     ran = run_import(run, text, "--plan", "--json")
     assert ran.code == 2
-    [bad, refused] = sorted(ran.data.pop("rejections"), key=lambda each: each["reason"])
+    [bad, refused] = sorted(ran.data.pop("rejections"), key=itemgetter("reason"))
     assert (bad["line"], bad["reason"]) == (3, "InvalidDraft")
     assert (refused["line"], refused["next_slot"]) == (2, "2028-01-01T11:12:11.000Z")
     assert ran.data == {
@@ -299,7 +300,7 @@ def test_plan_says_what_would_come_and_changes_nothing(house: House, run: Run) -
     assert "2 would be accepted" in shown.out
     assert "nothing was booked" in shown.out
     assert "line 2: " in shown.out
-    assert [each["line"] for each in refused_rows("refused.jsonl")] == [3, 2]
+    assert [row["line"] for row in refused_rows("refused.jsonl")] == [3, 2]
     assert house.snapshot() == before
     assert not Path("rows.rejected.jsonl").exists()
     assert run_import(run, as_csv([row()]), "--plan").code == 3
@@ -316,13 +317,13 @@ def test_atomic_accepts_all_or_none(house: House, run: Run) -> None:
     before = house.snapshot()
     ran = run_import(run, as_csv([row(), row(recipient="ben"), row()]), "--atomic", "--json")
     assert (ran.code, ran.data["accepted"], ran.data["refused"]) == (3, 0, 3)
-    assert [each["reason"] for each in refused_rows()] == [
+    assert [row["reason"] for row in refused_rows()] == [
         "BatchRefused", "BatchRefused", "QuotaExceeded 1/minute",
     ]  # fmt: skip
     assert "because line 4 was refused" in refused_rows()[0]["error"]
     ran = run_import(run, as_csv([row(), row(fold="x")]), "--atomic", "--rejected", "b", "--json")
     assert (ran.code, ran.data["accepted"], ran.data["refused"]) == (2, 0, 2)
-    assert {each["line"] for each in refused_rows("b")} == {2, 3}
+    assert {row["line"] for row in refused_rows("b")} == {2, 3}
     assert len(house.rows()) == 0
     assert house.snapshot().messages == before.messages
     ran = run_import(run, as_csv([row(), row(recipient="ben")]), "--atomic", "--rejected", "c")
@@ -365,8 +366,8 @@ def test_it_says_how_to_go_on_and_the_same_command_again_ends_as_if_run_once(
 ) -> None:
     monkeypatch.setattr("dispatcher.submission.pipeline.BATCH", 100)
     rows = people(250)
-    for number, each in enumerate(rows):
-        each["idempotency_key"] = f"key {number}" if number != 7 else ""
+    for number, person in enumerate(rows):
+        person["idempotency_key"] = f"key {number}" if number != 7 else ""
     rows.insert(3, row(fold="x"))
     show = files.ImportJob._show
 
@@ -402,17 +403,17 @@ def test_it_holds_a_batch_and_not_the_file(
 ) -> None:
     """However long the rows are: of long ones a batch has few."""
     monkeypatch.setattr("dispatcher.submission.pipeline.BATCH", 100)
-    (many, text, most), ahead = case, list[int]()
+    (count, text, most), ahead = case, list[int]()
     lines = Source.lines
 
     def counted(self: Source, longest: int) -> Iterator[str]:
         for number, line in enumerate(lines(self, longest)):
-            ahead.append(number - len(house.rows()) if number % (many // 5) == 0 else 0)
+            ahead.append(number - len(house.rows()) if number % (count // 5) == 0 else 0)
             yield line
 
     monkeypatch.setattr(Source, "lines", counted)
-    assert run_import(run, as_csv(people(many, text=text))).code == 0
-    assert len(ahead) == many + 1
+    assert run_import(run, as_csv(people(count, text=text))).code == 0
+    assert len(ahead) == count + 1
     assert max(ahead) <= most
 
 
@@ -439,8 +440,8 @@ def stored(house: House, monkeypatch: pytest.MonkeyPatch) -> list[Message]:
 def test_lines_come_oldest_first_and_without_bodies(run: Run, stored: list[Message]) -> None:
     ran = run("export")
     assert (ran.code, ran.err) == (0, "")
-    assert [each["id"] for each in ran.lines] == [str(each.id) for each in stored]
-    assert all("body" not in each for each in ran.lines)
+    assert [line["id"] for line in ran.lines] == [str(message.id) for message in stored]
+    assert all("body" not in line for line in ran.lines)
     assert "nine" not in ran.out
     [one] = run("export", "--recipient", "r3", "--bodies").lines
     assert (one["id"], one["body"]) == (str(stored[3].id), BODY)
@@ -451,12 +452,12 @@ def test_a_table_is_read_back_the_same(run: Run, stored: list[Message], tmp_path
     ran = run("export", "--bodies", "--to-file", str(path))
     assert (ran.code, ran.out) == (0, "")
     with path.open(encoding="utf-8", newline="") as file:
-        found = list(csv.DictReader(file))
-    assert [each["id"] for each in found] == [str(each.id) for each in stored]
-    assert [json.loads(each["body"]) for each in found] == [BODY] * 5
-    assert [each["send_at"] for each in found] == [as_text(each.send_at) for each in stored]
-    shown = run("show", found[0]["id"], "--json").data
-    assert set(found[0]) == set(shown) - STORY_FIELDS
+        rows = list(csv.DictReader(file))
+    assert [row["id"] for row in rows] == [str(message.id) for message in stored]
+    assert [json.loads(row["body"]) for row in rows] == [BODY] * 5
+    assert [row["send_at"] for row in rows] == [as_text(message.send_at) for message in stored]
+    shown = run("show", rows[0]["id"], "--json").data
+    assert set(rows[0]) == set(shown) - STORY_FIELDS
     plain = run("export", "--format", "csv", "--status", "sent")
     assert plain.out.startswith("id,channel,")
     assert len(plain.out.splitlines()) == 1, "the names of the columns, and no row"
@@ -503,13 +504,13 @@ def test_no_spreadsheet_computes_what_a_stranger_wrote(run: Run, house: House) -
         house.change([message], last_error=(behind * 2)[number])
     assert run("export", "--to-file", "all.csv").code == 0
     with Path("all.csv").open(encoding="utf-8", newline="") as file:
-        errors = {each["last_error"] for each in csv.DictReader(file)}
-    assert errors == {f"'{each}" for each in behind}, "what stands behind a blank, too"
-    found = csv.DictReader(run("export", "--format", "csv").out.splitlines())
-    assert [each["recipient"] for each in found] == [*(f"'{name}" for name in names[:4]), "ada=1"]
+        errors = {row["last_error"] for row in csv.DictReader(file)}
+    assert errors == {f"'{name}" for name in behind}, "what stands behind a blank, too"
+    rows = csv.DictReader(run("export", "--format", "csv").out.splitlines())
+    assert [row["recipient"] for row in rows] == [*(f"'{name}" for name in names[:4]), "ada=1"]
     plain = csv.DictReader(run("export", "--format", "csv", "--formulas").out.splitlines())
-    assert [each["recipient"] for each in plain] == names
-    assert [each["recipient"] for each in run("export").lines] == names
+    assert [row["recipient"] for row in plain] == names
+    assert [line["recipient"] for line in run("export").lines] == names
 
 
 def test_a_table_that_is_shown_is_obeyed_by_no_terminal(

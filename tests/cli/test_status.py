@@ -20,36 +20,36 @@ HOUR, MINUTE, SECOND = timedelta(hours=1), timedelta(minutes=1), timedelta(secon
 
 
 @pytest.fixture
-def some(house: House) -> list[Message]:
+def messages(house: House) -> list[Message]:
     """Give messages that wait, are overdue, and were cancelled."""
-    found = [
+    messages = [
         house.submit("ada", send_in=10 * MINUTE),
         house.submit("ada", send_in=12 * MINUTE),
         house.submit("ben", channel="file", send_in=2 * HOUR),
         house.submit("cyd", send_in=SECOND),
         house.submit("dan", send_in=HOUR / 2),
     ]
-    house.dispatcher.cancel(found[4].id)
+    house.dispatcher.cancel(messages[4].id)
     long_ago = house.database_time() - 3 * MINUTE
-    house.change([found[3]], next_attempt_at=long_ago, enqueue_at=long_ago)
-    return found
+    house.change([messages[3]], next_attempt_at=long_ago, enqueue_at=long_ago)
+    return messages
 
 
-def test_status_tells_what_is_wrong(run: Run, some: list[Message]) -> None:
+def test_status_tells_what_is_wrong(run: Run, messages: list[Message]) -> None:
     ran = run("status", "--json")
     assert (ran.code, ran.err) == (0, "")
     data = ran.data
     counts = data["counts"]["memory"]
     assert (counts["scheduled"], counts["cancelled"]) == (3, 1)
     assert (data["counts"]["file"]["scheduled"], data["counts_complete"]) == (1, True)
-    assert (data["overdue"]["messages"], data["overdue"]["oldest"]) == (1, str(some[3].id))
+    assert (data["overdue"]["messages"], data["overdue"]["oldest"]) == (1, str(messages[3].id))
     assert 170 < data["overdue"]["longest"] < 300
     assert (sum(data["load"]["minutes"]), len(data["load"]["minutes"])) == (2, 60)
     assert (data["held"], data["limits"], data["silence"]) == (0, [], None)
     assert (data["workers"], data["beats"], data["duties"]) == ([], [], {})
     out = run("status").out
     assert "1, the oldest for 3 minutes" in out
-    assert f"dispatcher show {some[3].id}" in out
+    assert f"dispatcher show {messages[3].id}" in out
     assert "no worker is alive" in out
     assert "no beat is alive" in out
     assert re.search(r"^sweep +enqueue_due +never", out, re.MULTILINE)
@@ -81,7 +81,7 @@ def test_status_shows_workers_beats_and_duties(house: House, run: Run) -> None:
         assert re.search(rf"^{seen}\d+ (s|ms|minutes?) ago", out, re.MULTILINE)
     assert re.search("^sweep +reconcile +2 hours ago", out, re.MULTILINE)
     workers = run("status", "--json").data["workers"]
-    assert [each["alive"] for each in workers] == [True, False]
+    assert [worker["alive"] for worker in workers] == [True, False]
 
 
 LIMITED = {"memory": {"transport": "memory", "limits": ["10/minute"], "concurrency": 3}}
@@ -93,8 +93,8 @@ def test_the_fill_of_limits_is_looked_at_and_changes_nothing(
 ) -> None:
     message = house.submit(send_in=HOUR)
     before = house.snapshot()
-    [found] = run("status", "--json").data["limits"]
-    assert found == {
+    [memory] = run("status", "--json").data["limits"]
+    assert memory == {
         "channel": "memory",
         "limits": [
             {"limit": "10/minute", "used": 0, "most": 10},
@@ -111,7 +111,7 @@ def test_the_fill_of_limits_is_looked_at_and_changes_nothing(
 
 
 def test_without_redis_the_rest_is_told(
-    house: House, run: Run, some: list[Message], monkeypatch: pytest.MonkeyPatch
+    house: House, run: Run, messages: list[Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DISPATCHER_REDIS_URL", "redis://127.0.0.1:1")
     data = run("status", "--json").data
@@ -119,9 +119,9 @@ def test_without_redis_the_rest_is_told(
     assert (data["workers"], data["limits"]) == (None, None)
     assert "cannot be reached" in data["silence"]
     assert "because Redis does not answer" in run("status").out
-    top = run("top", "--json").data
-    assert "cannot be reached" in top["silence"]
-    assert [each["name"] for each in top["tops"]] == ["ada", "ben", "cyd"]
+    ranking = run("top", "--json").data
+    assert "cannot be reached" in ranking["silence"]
+    assert [top["name"] for top in ranking["tops"]] == ["ada", "ben", "cyd"]
 
 
 @pytest.mark.parametrize("form", ["json", "piped", "terminal"])
@@ -149,23 +149,23 @@ def test_watching_goes_on_where_the_store_is_away_and_ends_with_ctrl_c(
 
 
 def test_top_ranks_by_messages_and_tells_the_fullest_quota(
-    house: House, run: Run, some: list[Message]
+    house: House, run: Run, messages: list[Message]
 ) -> None:
     for number in range(3):
         house.submit("ada", send_in=(14 + 2 * number) * MINUTE)
-    found = run("top", "--json").data
-    ada = found["tops"][0]
-    assert [each["name"] for each in found["tops"]] == ["ada", "ben", "cyd"]
+    ranking = run("top", "--json").data
+    ada = ranking["tops"][0]
+    assert [top["name"] for top in ranking["tops"]] == ["ada", "ben", "cyd"]
     assert (ada["messages"], ada["fullest"]["quota"]) == (5, "5/hour")
     assert (ada["fullest"]["booked"], ada["fullest"]["most"]) == (5, 5)
     out = run("top", "--limit", "1").out
     assert re.search("5/5 +5/hour", out)
     assert "ben" not in out
     by_channel = run("top", "--of", "channel", "--json").data["tops"]
-    assert [(each["name"], each["messages"]) for each in by_channel] == [("memory", 6), ("file", 1)]
+    assert [(top["name"], top["messages"]) for top in by_channel] == [("memory", 6), ("file", 1)]
     assert by_channel[0]["fullest"] is None, "no quota counts a channel here"
     near = run("top", "--of", "recipient", "--within", "1 minute", "--json").data["tops"]
-    assert [each["name"] for each in near] == ["cyd"]
+    assert [top["name"] for top in near] == ["cyd"]
     assert run("top", "--within", "1", "--of", "channel").code == 0
 
 
@@ -175,24 +175,25 @@ def test_top_by_fill_puts_the_fullest_first(house: House, run: Run) -> None:
     for number in range(3):
         house.submit("ben", send_in=(10 + 2 * number) * MINUTE)
     by_messages = run("top", "--json").data["tops"]
-    assert [each["name"] for each in by_messages] == ["ada", "ben"]
-    for each in by_messages:
-        assert each["fullest"]["booked"] == 3
+    assert [top["name"] for top in by_messages] == ["ada", "ben"]
+    for top in by_messages:
+        assert top["fullest"]["booked"] == 3
     house.submit("ben", channel="file", send_in=18 * MINUTE)
     by_fill = run("top", "--by", "fill", "--json").data["tops"]
-    assert [each["name"] for each in by_fill] == ["ben", "ada"]
+    assert [top["name"] for top in by_fill] == ["ben", "ada"]
     [fullest] = run("top", "--by", "fill", "--limit", "1", "--json").data["tops"]
     assert fullest["name"] == "ben", "though ada has as many messages"
 
 
-def test_the_load_to_come_by_channel(house: House, run: Run, some: list[Message]) -> None:
+def test_the_load_to_come_by_channel(house: House, run: Run, messages: list[Message]) -> None:
     data = run("load", "--json").data
     [file, memory] = data["channels"]
     assert (file["channel"], memory["channel"], memory["late"]) == ("file", "memory", 1)
-    assert [(each["due"], each["overbooked"]) for each in memory["minutes"]] == [(1, False)] * 2
+    figures = [(minute["due"], minute["overbooked"]) for minute in memory["minutes"]]
+    assert figures == [(1, False)] * 2
     out = run("load").out
     assert re.search(r"memory +2 due, 1 late; no limits", out)
-    assert out.count(f"{some[0].send_at:%Y-%m-%d %H:%M}:00") == 2, "when it is due, and leaves"
+    assert out.count(f"{messages[0].send_at:%Y-%m-%d %H:%M}:00") == 2, "when it is due, and leaves"
 
 
 def test_refusals_by_rule(house: House, run: Run) -> None:

@@ -29,7 +29,7 @@ def test_a_shift_tells_from_when_and_in_which_scopes_it_has_its_place(
     shifted = house.submit(send_at=first.send_at, on_conflict="shift")
     out = told(run, shifted)
     enqueue_at = shifted.send_at - house.settings.horizon
-    asked, enqueued = (f"{each:%Y-%m-%d %H:%M}" for each in (first.send_at, enqueue_at))
+    asked, enqueued = (f"{instant:%Y-%m-%d %H:%M}" for instant in (first.send_at, enqueue_at))
     assert f"asked for  {asked}" in out
     assert f"from {asked}" in out.split("shifted", 1)[1].splitlines()[0]
     assert "of ada" in out
@@ -78,8 +78,8 @@ def test_each_try_is_told_with_what_came_of_it_and_what_comes_next(house: House,
     assert "next: dispatcher retry gives it further attempts" in out
     data = run("show", str(message.id), "--json").data
     assert set(data) == MESSAGE_FIELDS | STORY_FIELDS
-    assert [set(each) for each in data["attempts"]] == [ATTEMPT_FIELDS] * 2
-    outcomes = [(each["token"], each["outcome"]) for each in data["attempts"]]
+    assert [set(attempt) for attempt in data["attempts"]] == [ATTEMPT_FIELDS] * 2
+    outcomes = [(attempt["token"], attempt["outcome"]) for attempt in data["attempts"]]
     assert outcomes == [(1, "temporary"), (2, "permanent")]
 
 

@@ -48,11 +48,11 @@ def test_rows_name_a_template_its_data_and_who_is_told(house: House, run: Run) -
     table = 'recipient,template,data,send_in,status_url\ndan,hello,"{""name"": ""dan""}",600,\n'
     Path("more.csv").write_text(table, encoding="utf-8")
     assert run("import", "more.csv", "--channel", "memory").code == 0
-    found = {each.recipient: each for each in house.dispatcher.select()}
-    assert {name: each.body["text"] for name, each in found.items()} == {
+    messages = {message.recipient: message for message in house.dispatcher.select()}
+    assert {name: message.body["text"] for name, message in messages.items()} == {
         "ada": "Hi ada", "dan": "Hi dan",
     }  # fmt: skip
-    told = {name: house.columns(each, "status_url")[0] for name, each in found.items()}
+    told = {name: house.columns(message, "status_url")[0] for name, message in messages.items()}
     assert told == {"ada": URL, "dan": None}
 
 

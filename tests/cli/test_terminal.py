@@ -68,7 +68,7 @@ def ids(house: House, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     return {"id": message.id, "held": held.id, "stranger": STRANGER}
 
 
-@pytest.mark.parametrize(("command", "words"), SHOWN, ids=[each[0][:20] for each in SHOWN])
+@pytest.mark.parametrize(("command", "words"), SHOWN, ids=[case[0][:20] for case in SHOWN])
 @pytest.mark.parametrize("columns", a_third_of([80, 120]))
 def test_nothing_is_broken_over_lines(
     ids: dict[str, object], run: Run, command: str, words: set[str], columns: int

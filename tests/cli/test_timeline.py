@@ -19,11 +19,11 @@ ADA = ("timeline", "ada", "--start", DAY.isoformat())
 
 def rows(lines: list[str]) -> dict[str, list[str]]:
     """Return the words behind each local time of the first day."""
-    found: dict[str, list[str]] = {}
+    cells: dict[str, list[str]] = {}
     for line in lines:
         if match := re.match(r"\w{3} \d\d \w{3} (\d\d:\d\d) +(.*)", line):
-            found.setdefault(match[1], match[2].split())
-    return found
+            cells.setdefault(match[1], match[2].split())
+    return cells
 
 
 @pytest.fixture
@@ -36,12 +36,12 @@ def busy(house: House) -> House:
 
 def test_a_row_an_hour_with_counts_and_what_blocks(busy: House, run: Run) -> None:
     lines = run(*ADA, columns=80).out.splitlines()
-    found = rows(lines)
+    shown = rows(lines)
     assert max(map(len, lines)) <= 80
-    assert found["10:00"] == ["2", "1/1-", "2/5", "2/10"]
-    assert found["11:00"] == ["0/1-", "1/5-", "2/10"]
-    assert found["12:00"] == ["5", "1/1-", "5/5x", "7/10"], "5/hour is full until an hour after"
-    assert "16:00" not in found or "x" not in "".join(found["16:00"])
+    assert shown["10:00"] == ["2", "1/1-", "2/5", "2/10"]
+    assert shown["11:00"] == ["0/1-", "1/5-", "2/10"]
+    assert shown["12:00"] == ["5", "1/1-", "5/5x", "7/10"], "5/hour is full until an hour after"
+    assert "16:00" not in shown or "x" not in "".join(shown["16:00"])
     heading = next(line for line in lines if "1/minute" in line)
     assert heading.split() == ["from", "booked", "1/minute", "5/hour", "10/day"]
     short = run(*ADA, "--zone", BERLIN, "--hours", "12").out.splitlines()
@@ -81,8 +81,8 @@ def test_as_json_it_tells_everything(busy: House, run: Run) -> None:
     }  # fmt: skip
     [window] = data["windows"]
     assert (window["scope"], window["complete"], len(window["booked"])) == ("ada", True, 8)
-    assert {each["id"] for each in window["booked"]} == {str(each) for each in busy.members()}
-    assert [each["quota"] for each in window["quotas"]] == ["1/minute", "5/hour", "10/day"]
+    assert {booked["id"] for booked in window["booked"]} == set(map(str, busy.members()))
+    assert [quota["quota"] for quota in window["quotas"]] == ["1/minute", "5/hour", "10/day"]
     minute = window["quotas"][0]
     first = DAY + timedelta(hours=2)
     assert minute["blocked"][0] == {
