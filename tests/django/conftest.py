@@ -57,7 +57,7 @@ def project(django_url: str, redis_server: RedisServer, tmp_path: Path) -> Itera
         for table in (*NAMES - _KEPT, "shop_order"):
             house.sql(f"DELETE FROM {table}")  # noqa: S608 - names of ours
         house.open()
-        given = {
+        options = {
             "redis_url": redis_server.url,
             "broker_url": house.settings.broker_url,
             "namespace": "house",
@@ -65,6 +65,6 @@ def project(django_url: str, redis_server: RedisServer, tmp_path: Path) -> Itera
             "channels": CHANNELS,
             "data_dir": tmp_path,
         }
-        with default_database(database_of(django_url)), override_settings(DISPATCHER=given):
+        with default_database(database_of(django_url)), override_settings(DISPATCHER=options):
             yield Project(shop(), dispatcher, house)
             dispatcher.close()

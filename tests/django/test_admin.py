@@ -52,14 +52,14 @@ def shown(client: Client, address: str, status: int = 200) -> str:
     return unescape(answer.content.decode())
 
 
-def change(client: Client, message: Message, status: int = 302, **given: Any) -> Message:
-    answer = client.post(story(message), given)
+def change(client: Client, message: Message, status: int = 302, **fields: Any) -> Message:
+    answer = client.post(story(message), fields)
     assert answer.status_code == status
     return dispatcher.get(message.id)
 
 
 def ids(page: str, messages: Iterable[Message]) -> list[bool]:
-    return [str(each.id) in page for each in messages]
+    return [str(message.id) in page for message in messages]
 
 
 def test_messages_are_listed_by_the_filters(
@@ -89,8 +89,8 @@ def test_messages_are_listed_by_the_filters(
 def test_a_story_has_the_attempts_and_the_reservations(project: Project) -> None:
     message = submit(project)
     page = shown(user(*ALL), story(message))
-    for each in ("ada@example.org", '"text": "é"', "Reservations", "None yet.", "Do you mean it?"):
-        assert each in page
+    for text in ("ada@example.org", '"text": "é"', "Reservations", "None yet.", "Do you mean it?"):
+        assert text in page
     forms = re.findall(r'<form method="post"[^>]*>(.*?)</form>', page, re.DOTALL)
     of_message = [form for form in forms if 'name="action"' in form]
     assert all('name="csrfmiddlewaretoken"' in form for form in of_message)
@@ -108,7 +108,7 @@ def test_nothing_personal_is_shown_without_the_permission(project: Project) -> N
         page = shown(client, address)
         assert str(message.id) in page
         # Ids are hexadecimal, and may have "ada" in them.
-        assert not any(each in page for each in ("ada@", "ada-17", "for ada", "é"))
+        assert not any(text in page for text in ("ada@", "ada-17", "for ada", "é"))
     assert client.get(SUPPRESSIONS).status_code == 403
 
 
@@ -116,14 +116,14 @@ def test_each_change_has_its_permission(project: Project) -> None:
     message = submit(project)
     before = message.send_at
     moved = (before + timedelta(hours=3)).isoformat()
-    for permission, given in {
+    for permission, options in {
         "cancel_message": {"action": "cancel"},
         "move_message": {"action": "move", "send_at": moved},
         "retry_message": {"action": "retry"},
         "release_message": {"action": "drop"},
     }.items():
         others = user(*({"view_message", *ALL} - {permission}))
-        assert change(others, message, 403, **given) == message
+        assert change(others, message, 403, **options) == message
     assert change(user("view_message"), message, 404, action="delete") == message
     change(user("view_message", "move_message"), message, action="move", send_at=moved)
     assert dispatcher.get(message.id).send_at == before + timedelta(hours=3)
@@ -159,17 +159,17 @@ def test_failed_and_held_messages_are_decided_on(project: Project) -> None:
 
 def test_recipients_opt_out_and_in(project: Project) -> None:
     message, client = submit(project), user(*ALL)
-    given = {"action": "suppress", "recipient": "ada@example.org", "channel": ""}
-    assert "1 messages" in client.post(SUPPRESSIONS, given, follow=True).content.decode()
+    form = {"action": "suppress", "recipient": "ada@example.org", "channel": ""}
+    assert "1 messages" in client.post(SUPPRESSIONS, form, follow=True).content.decode()
     assert dispatcher.get(message.id).status is Status.CANCELLED
     page = shown(client, SUPPRESSIONS)
     assert "ada@example.org" in page
     assert 'name="csrfmiddlewaretoken"' in page
     assert "None." in shown(client, f"{SUPPRESSIONS}?recipient=grace@example.org")
     reader = user("view_suppression", "view_body", "view_message")
-    assert reader.post(SUPPRESSIONS, given).status_code == 403
-    assert reader.post(SUPPRESSIONS, given | {"action": "unsuppress"}).status_code == 403
-    client.post(SUPPRESSIONS, given | {"action": "unsuppress"})
+    assert reader.post(SUPPRESSIONS, form).status_code == 403
+    assert reader.post(SUPPRESSIONS, form | {"action": "unsuppress"}).status_code == 403
+    client.post(SUPPRESSIONS, form | {"action": "unsuppress"})
     assert [*dispatcher.suppressed()] == []
 
 

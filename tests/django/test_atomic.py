@@ -30,8 +30,8 @@ class Undone(Exception):
 
 
 def submit(project: Project, recipient: str = "ada@example.org", **asked: Any) -> Message:
-    given: dict[str, Any] = {"channel": "memory", "body": {"text": "é"}, "send_in": HOUR} | asked
-    return project.dispatcher.submit(recipient=recipient, **given)
+    fields: dict[str, Any] = {"channel": "memory", "body": {"text": "é"}, "send_in": HOUR} | asked
+    return project.dispatcher.submit(recipient=recipient, **fields)
 
 
 def order(project: Project) -> Any:
@@ -117,7 +117,7 @@ def test_a_refusal_leaves_the_transaction_as_it_was(project: Project) -> None:
     assert orders(project) == 2
     if connection.vendor == "sqlite":  # SQLAlchemy has set nothing up on it
         assert project.shop.Order.objects.filter(email__regex=r"^a$").count() == 2
-    enqueued = {each.recipient for each in project.dispatcher.select() if each.enqueued_at}
+    enqueued = {message.recipient for message in project.dispatcher.select() if message.enqueued_at}
     assert enqueued == {"b", "c"}
     assert len(project.house.rows()) == 3
     assert connection.connection is raw, "it has ended nothing"

@@ -102,9 +102,9 @@ def test_an_email_with_attachments_and_headers_is_booked(project: Project) -> No
     email.attach("bill.txt", "é", "text/plain")
     email.attach("bill.pdf", b"%PDF\xff", "application/pdf")
     assert email.send() == 1
-    found = bodies(project)
-    assert len(found) == 2
-    assert found[0] == {
+    booked = bodies(project)
+    assert len(booked) == 2
+    assert booked[0] == {
         "subject": "Hi",
         "text": "Text",
         "to": ["ada@example.org"],
@@ -115,7 +115,7 @@ def test_an_email_with_attachments_and_headers_is_booked(project: Project) -> No
             {"filename": "bill.pdf", "content": "JVBERv8=", "type": "application/pdf"},
         ],
     }
-    check_mail("ada@example.org", found[0])
+    check_mail("ada@example.org", booked[0])
 
 
 SMTP = {"transport": "smtp", "options": {"url": "smtp://127.0.0.1", "from": "news@shop.example"}}
@@ -144,8 +144,8 @@ def calendar() -> EmailMessage:
     return email
 
 
-def plain(**given: Any) -> EmailMessage:
-    return EmailMessage("Hi", "Text", **({"to": ["ada@example.org"]} | given))
+def plain(**fields: Any) -> EmailMessage:
+    return EmailMessage("Hi", "Text", **({"to": ["ada@example.org"]} | fields))
 
 
 @pytest.mark.parametrize(
@@ -226,8 +226,8 @@ def test_the_senders_of_a_project_may_send(
         plain(from_email=sender).send()
         [message] = project.dispatcher.select()
         assert message.body.get("from") == sent_from
-        given = project.dispatcher.settings
-        smtp = load("email", given.channels["email"], given)
+        defaults = project.dispatcher.settings
+        smtp = load("email", defaults.channels["email"], defaults)
         assert isinstance(smtp, SmtpTransport)
         own = read_sender("news@shop.example")
         mail_of = compose(message, sender=own, now=message.send_at, senders=smtp._senders)
@@ -260,9 +260,9 @@ def test_a_connection_has_a_channel_and_the_words_of_a_submit(project: Project) 
 
 def test_the_backend_takes_what_django_gives_it() -> None:
     """Also the name of a mailer, which Django has since 6.1, and no argument it warns about."""
-    given: dict[str, Any] = {"alias": "default"} if hasattr(mail, "mailers") else {}
+    mailer: dict[str, Any] = {"alias": "default"} if hasattr(mail, "mailers") else {}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        backend = EmailBackend(fail_silently=True, **given)
+        backend = EmailBackend(fail_silently=True, **mailer)
     assert backend.fail_silently
-    assert getattr(backend, "alias", None) == given.get("alias")
+    assert getattr(backend, "alias", None) == mailer.get("alias")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ on_sqlite = pytest.mark.parametrize("django_url", ["sqlite"], indirect=True)
 
 
 def ran(beginning: str, **names: Any) -> dict[str, Any]:
-    [code] = [each for each in BLOCKS if each.startswith(beginning)]
+    [code] = [block for block in BLOCKS if block.startswith(beginning)]
     exec(compile(code, "django.md", "exec", dont_inherit=True), names)  # noqa: S102 - our own page
     return names
 
@@ -36,9 +37,9 @@ def test_the_settings_of_the_page_load(project: Project) -> None:
     names = ran("# settings.py", INSTALLED_APPS=[])
     assert names["INSTALLED_APPS"] == ["dispatcher.django"]
     with override_settings(DISPATCHER=names["DISPATCHER"]):
-        found = load_settings()
-        assert found.channels["email"].transport == "smtp"
-        assert found.database_url == project.house.settings.database_url
+        loaded = load_settings()
+        assert loaded.channels["email"].transport == "smtp"
+        assert loaded.database_url == project.house.settings.database_url
 
 
 @on_sqlite
@@ -70,10 +71,10 @@ def test_an_order_and_its_message_commit_together(project: Project) -> None:
 def test_the_page_names_every_permission(project: Project) -> None:
     own = {name for name, _ in Message._meta.permissions}
     for model in (Message, Suppression):
-        own |= {f"{each}_{model._meta.model_name}" for each in model._meta.default_permissions}
+        own |= {f"{action}_{model._meta.model_name}" for action in model._meta.default_permissions}
     section = PAGE.split("## Admin")[1]
-    assert {each for each in own if each not in section} == set()
-    assert {each.permission for each in ACTIONS.values()} <= own
+    assert {name for name in own if name not in section} == set()
+    assert {action.permission for action in ACTIONS.values()} <= own
 
 
 def order(status: int = 201, pickup_at: str = TOMORROW.isoformat()) -> dict[str, Any]:
@@ -87,7 +88,7 @@ def order(status: int = 201, pickup_at: str = TOMORROW.isoformat()) -> dict[str,
 def test_an_order_its_reminder_and_its_confirmation_are_stored_together(project: Project) -> None:
     with override_settings(EMAIL_BACKEND="dispatcher.django.EmailBackend"):
         stored = project.shop.Order.objects.get(pk=order()["order"])
-    confirmation, reminder = sorted(project.dispatcher.select(), key=lambda each: each.send_at)
+    confirmation, reminder = sorted(project.dispatcher.select(), key=attrgetter("send_at"))
     assert stored.message_id == reminder.id
     assert reminder.send_at == TOMORROW - timedelta(hours=1)
     assert confirmation.body["subject"] == "Your order"

@@ -63,8 +63,8 @@ def test_a_schema_for_all_tenants(project: Project) -> None:
     project.house.sql("CREATE SCHEMA acme")
     project.house.sql("CREATE TABLE acme.dispatcher_messages (LIKE public.dispatcher_messages)")
     try:
-        given = settings.DISPATCHER | {"table_schema": "public"}
-        with override_settings(DISPATCHER=given), connection.cursor() as cursor:
+        options = settings.DISPATCHER | {"table_schema": "public"}
+        with override_settings(DISPATCHER=options), connection.cursor() as cursor:
             assert project.dispatcher.settings.table_schema == "public"
             with transaction.atomic():
                 cursor.execute("SET LOCAL search_path = acme, public")
@@ -76,13 +76,13 @@ def test_a_schema_for_all_tenants(project: Project) -> None:
 
 
 def test_the_settings_name_the_tables_and_their_schema(empty_database_url: str) -> None:
-    given: dict[str, Any] = {"table_prefix": "mail_"}
+    options: dict[str, Any] = {"table_prefix": "mail_"}
     if empty_database_url.startswith("postgresql"):  # only it has schemas
-        given["table_schema"] = "messages"
-    with default_database(database_of(empty_database_url)), override_settings(DISPATCHER=given):
+        options["table_schema"] = "messages"
+    with default_database(database_of(empty_database_url)), override_settings(DISPATCHER=options):
         call_command("migrate", "dispatcher", verbosity=0)
         assert not run_checks(tags=["dispatcher"])
-    database = Database(empty_database_url, **given)
+    database = Database(empty_database_url, **options)
     assert schema_standing(database).missing == ()
     database.close()
 
@@ -96,7 +96,7 @@ def test_another_database_and_one_in_memory_are_left_alone() -> None:
 
 def test_the_models_have_the_columns_of_the_tables() -> None:
     def columns(model: Any) -> set[str]:
-        return {each.column for each in model._meta.fields if each.column}
+        return {field.column for field in model._meta.fields if field.column}
 
     tables = tables_named("dispatcher_", None)
     assert columns(Model) == set(Message.__dataclass_fields__)

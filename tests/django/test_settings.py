@@ -32,13 +32,13 @@ IN_MEMORY = {
 """The database of a test run of Django's on SQLite."""
 
 
-def loaded(**given: Any) -> Any:
-    with override_settings(DISPATCHER=given):
+def loaded(**options: Any) -> Any:
+    with override_settings(DISPATCHER=options):
         return load_settings()
 
 
-def url_of(**given: Any) -> str:
-    with default_database({"ENGINE": "django.db.backends.sqlite3"} | given):
+def url_of(**entry: Any) -> str:
+    with default_database({"ENGINE": "django.db.backends.sqlite3"} | entry):
         return str(loaded().database_url)
 
 
@@ -47,8 +47,8 @@ def test_a_setting_of_the_project_wins_over_the_environment(
 ) -> None:
     monkeypatch.setenv("DISPATCHER_NAMESPACE", "of-the-environment")
     monkeypatch.setenv("DISPATCHER_QUEUE", "of-the-environment")
-    found = loaded(namespace="of-the-project")
-    assert (found.namespace, found.queue) == ("of-the-project", "of-the-environment")
+    present = loaded(namespace="of-the-project")
+    assert (present.namespace, present.queue) == ("of-the-project", "of-the-environment")
     url = "sqlite:////elsewhere/store.db"
     assert loaded(database_url=url, database=None).database_url == url
     with pytest.raises(InvalidSettings) as refused:
@@ -101,15 +101,15 @@ def test_database_options_without_a_url_form_are_refused_by_field(
 
 @pytest.mark.parametrize("django_url", ["sqlite"], indirect=True)
 def test_with_a_database_of_its_own_it_joins_nothing(project: Project, sqlite_url: str) -> None:
-    given = settings.DISPATCHER | {"database": None, "database_url": sqlite_url}
-    with override_settings(DISPATCHER=given):
+    options = settings.DISPATCHER | {"database": None, "database_url": sqlite_url}
+    with override_settings(DISPATCHER=options):
         with transaction.atomic():
             message = submit(project)
             assert project.dispatcher.get(message.id) == message
             transaction.set_rollback(True)
         assert project.dispatcher.get(message.id) == message
-    given = settings.DISPATCHER | {"database_url": sqlite_url}
-    with override_settings(DISPATCHER=given), transaction.atomic():
+    options = settings.DISPATCHER | {"database_url": sqlite_url}
+    with override_settings(DISPATCHER=options), transaction.atomic():
         with pytest.raises(InvalidDraft) as refused:
             submit(project, "grace@example.org")
         assert "another database" in str(refused.value)
@@ -127,9 +127,9 @@ def test_a_test_run_that_swaps_the_database_writes_nothing_into_the_real_one(
         with transaction.atomic():
             joined = submit(project, "alan@example.org")
         assert project.dispatcher.settings.database_url == sqlite_url
-        found = {each.id for each in project.dispatcher.select()}
-    assert found == {message.id, joined.id}
-    assert [each.id for each in project.dispatcher.select()] == before
+        ids = {message.id for message in project.dispatcher.select()}
+    assert ids == {message.id, joined.id}
+    assert [message.id for message in project.dispatcher.select()] == before
     assert len(project.house.rows()) == len(before)
 
 
@@ -150,16 +150,16 @@ def test_a_call_while_the_dispatcher_is_closed_builds_anew(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message = submit(project)
-    old, found = project.dispatcher._app, list[Message]()
+    old, booked = project.dispatcher._app, list[Message]()
     close = old.close
 
     def close_slowly() -> None:
-        found.extend(project.dispatcher.select())
+        booked.extend(project.dispatcher.select())
         close()
 
     monkeypatch.setattr(old, "close", close_slowly)
     project.dispatcher.close()
-    assert [each.id for each in found] == [message.id]
+    assert [message.id for message in booked] == [message.id]
 
 
 @pytest.mark.parametrize("django_url", ["sqlite"], indirect=True)
@@ -181,16 +181,16 @@ def test_a_plain_check_asks_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     connected = Mock(side_effect=AssertionError("a check has connected"))
     monkeypatch.setattr(socket.socket, "connect", connected)
     with override_settings(DISPATCHER={"redis_url": "redis://127.0.0.1:1/0"}):
-        assert [each for each in run_checks() if each.id and "dispatcher" in each.id] == []
+        assert not any("dispatcher" in str(message.id) for message in run_checks())
     with override_settings(DISPATCHER={"horizon": 0}):
-        [found] = run_checks(tags=["dispatcher"])
-    assert (found.id, found.is_serious()) == ("dispatcher.settings", True)
+        [message] = run_checks(tags=["dispatcher"])
+    assert (message.id, message.is_serious()) == ("dispatcher.settings", True)
     templates = {"good": {"text": "Hello {{ name }}"}, "wrong": {"text": "Hello {{ name"}}
     channels = {"sms": {"transport": "memory", "templates": templates}}
     with override_settings(DISPATCHER={"channels": channels}):
-        [found] = run_checks(tags=["dispatcher"])
-    assert (found.id, found.is_serious()) == ("dispatcher.templates", True)
-    assert found.msg.startswith("channels.sms.templates.wrong.text: ")
+        [message] = run_checks(tags=["dispatcher"])
+    assert (message.id, message.is_serious()) == ("dispatcher.templates", True)
+    assert message.msg.startswith("channels.sms.templates.wrong.text: ")
 
 
 def test_a_check_makes_the_transport_of_each_channel() -> None:
@@ -203,18 +203,17 @@ def test_a_check_makes_the_transport_of_each_channel() -> None:
         "broken": {"transport": f"{__name__}:Broken"},
     }
     with override_settings(DISPATCHER={"channels": channels}):
-        found = run_checks(tags=["dispatcher"])
-    assert {each.id for each in found} == {"dispatcher.channels"}
-    wrong, absent, broken = sorted(found, key=lambda each: [*channels].index(_channel_of(each)))
+        messages = run_checks(tags=["dispatcher"])
+    assert {message.id for message in messages} == {"dispatcher.channels"}
+    [wrong], [absent], [broken] = (
+        [message for message in messages if name in message.msg]
+        for name in ("wrong", "absent", "broken")
+    )
     assert wrong.msg.startswith("channels.wrong.options.host: ")
     assert "one of url, " in wrong.msg
-    assert [each.is_serious() for each in (wrong, absent, broken)] == [True, False, True]
+    assert [message.is_serious() for message in (wrong, absent, broken)] == [True, False, True]
     assert "RuntimeError" in broken.msg
     assert "secret" not in broken.msg
-
-
-def _channel_of(found: Any) -> str:
-    return next(each for each in ("wrong", "absent", "broken") if each in found.msg)
 
 
 class Broken:
@@ -228,10 +227,10 @@ class Broken:
 
 
 def test_a_test_run_in_memory_has_the_settings_for_a_dispatcher_in_memory() -> None:
-    given = {"quotas": "1/day", "channels": {"email": {"transport": "memory"}}}
+    options = {"quotas": "1/day", "channels": {"email": {"transport": "memory"}}}
     with (
         default_database(IN_MEMORY),
-        override_settings(DISPATCHER=given),
+        override_settings(DISPATCHER=options),
         MemoryDispatcher(dispatcher.settings) as made,
     ):
         for _ in range(2):
@@ -247,9 +246,8 @@ def test_a_test_run_in_memory_has_the_settings_for_a_dispatcher_in_memory() -> N
 
 @pytest.mark.parametrize("django_url", ["sqlite"], indirect=True)
 def test_the_checks_of_a_deployment_are_the_doctors(project: Project) -> None:
-    found = {
-        each.id: each for each in run_checks(tags=["dispatcher"], include_deployment_checks=True)
-    }
+    checked = run_checks(tags=["dispatcher"], include_deployment_checks=True)
+    messages = {message.id: message for message in checked}
     examined = project.dispatcher._app.doctor().examine().findings
-    assert set(found) == {f"dispatcher.{each.check}" for each in examined if each.remedy}
-    assert found["dispatcher.work.processes"].hint
+    assert set(messages) == {f"dispatcher.{check.check}" for check in examined if check.remedy}
+    assert messages["dispatcher.work.processes"].hint
