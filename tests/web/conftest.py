@@ -20,9 +20,9 @@ ON_SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 """For what no database does differently."""
 
 
-def caller(house: House, name: str = "shop", *, app: FastAPI | None = None, **given: Any) -> Any:
+def caller(house: House, name: str = "shop", *, app: FastAPI | None = None, **fields: Any) -> Any:
     """Return a client with a key of its own, of an API of its own; takes what ``add_key`` takes."""
-    _, token = add_key(house.parts.api_keys, name, **given)
+    _, token = add_key(house.parts.api_keys, name, **fields)
     app = app or api(house.dispatcher, rate="100000/second")
     return TestClient(app, headers={"Authorization": f"Bearer {token}"})
 
@@ -33,13 +33,13 @@ def calls(house: House) -> Iterator[Calls]:
     app = api(house.dispatcher, rate="100000/second")
     clients: list[TestClient] = []
 
-    def make(name: str = "shop", **given: Any) -> TestClient:
-        clients.append(caller(house, name, app=app, **given))
+    def make(name: str = "shop", **fields: Any) -> TestClient:
+        clients.append(caller(house, name, app=app, **fields))
         return clients[-1]
 
     yield make
-    for each in clients:
-        each.close()
+    for client in clients:
+        client.close()
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def shop(calls: Calls) -> TestClient:
 
 
 def all_but(*rights: Right) -> list[Right]:
-    return [each for each in Right if each not in rights]
+    return [right for right in Right if right not in rights]
 
 
 def verdicts(client: TestClient, *lines: Mapping[str, object] | bytes) -> list[Any]:

@@ -62,18 +62,18 @@ def listener(
 
 
 def _events(lines: Iterator[str]) -> Iterator[tuple[str, str, Any]]:
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for line in lines:
         name, _, value = line.partition(": ")
         if name:
-            found[name] = value
-        elif "data" in found:
-            yield found.get("id", ""), found["event"], json.loads(found["data"])
-            found = {}
+            fields[name] = value
+        elif "data" in fields:
+            yield fields.get("id", ""), fields["event"], json.loads(fields["data"])
+            fields = {}
 
 
-def key(house: House, name: str = "shop", **given: Any) -> str:
-    return add_key(house.parts.api_keys, name, **given)[1]
+def key(house: House, name: str = "shop", **options: Any) -> str:
+    return add_key(house.parts.api_keys, name, **options)[1]
 
 
 def test_a_listener_hears_each_transition_and_goes_on_where_it_was(
@@ -199,5 +199,5 @@ def test_a_batch_whose_caller_falls_silent_ends_with_a_verdict(
         slow.putheader("Transfer-Encoding", "chunked")
         slow.endheaders(f"{len(line):x}\r\n".encode() + line + b"\r\n")
         verdicts = [json.loads(verdict) for verdict in slow.getresponse()]
-    assert [(each["number"], each["status"]) for each in verdicts] == [(0, 201), (1, 408)]
+    assert [(verdict["number"], verdict["status"]) for verdict in verdicts] == [(0, 201), (1, 408)]
     assert verdicts[1]["problem"]["type"].endswith(":too-slow")

@@ -28,15 +28,15 @@ OF_COMMANDS = {
 
 
 def ids(listed: Any) -> list[str]:
-    return [each["id"] for each in listed.json()["messages"]]
+    return [message["id"] for message in listed.json()["messages"]]
 
 
 def by_command(house: House, query: dict[str, str]) -> list[str]:
-    given: dict[str, Any] = {OF_COMMANDS.get(name, name): text for name, text in query.items()}
-    given["scopes"] = [given["scopes"]] if "scopes" in given else None
-    given["overdue"] = "overdue" in given
-    found = house.dispatcher.list(**of_commands.FilterOptions(**given).wanted)
-    return [str(each.id) for each in found]
+    options: dict[str, Any] = {OF_COMMANDS.get(name, name): text for name, text in query.items()}
+    options["scopes"] = [options["scopes"]] if "scopes" in options else None
+    options["overdue"] = "overdue" in options
+    messages = house.dispatcher.list(**of_commands.FilterOptions(**options).wanted)
+    return [str(message.id) for message in messages]
 
 
 def by_page(visitor: TestClient, query: dict[str, str]) -> list[str]:
@@ -63,11 +63,11 @@ def test_commands_page_and_api_have_the_same_filters(build: Build) -> None:
     body = {"channel": "memory", "recipient": "ada", "body": {}, "send_in_seconds": 600}
     made = shop.post("/v1/messages", json=body | asked, headers={"Idempotency-Key": "k"})
     assert made.status_code == 201, made.text
-    found: Message = house.dispatcher.get(made.json()["id"])
-    bounds = {"from": found.send_at - MINUTE, "until": found.send_at + MINUTE}
-    between = {name: each.isoformat() for name, each in bounds.items()}
-    tokyo = {name: each.astimezone(ZoneInfo("Asia/Tokyo")) for name, each in bounds.items()}
-    in_tokyo = {name: each.replace(tzinfo=None).isoformat() for name, each in tokyo.items()}
+    message: Message = house.dispatcher.get(made.json()["id"])
+    bounds = {"from": message.send_at - MINUTE, "until": message.send_at + MINUTE}
+    between = {name: instant.isoformat() for name, instant in bounds.items()}
+    tokyo = {name: instant.astimezone(ZoneInfo("Asia/Tokyo")) for name, instant in bounds.items()}
+    in_tokyo = {name: instant.replace(tzinfo=None).isoformat() for name, instant in tokyo.items()}
     cases: dict[str, dict[str, str]] = {
         "status": {"status": "scheduled"},
         "channel": {"channel": "memory"},
@@ -86,17 +86,17 @@ def test_commands_page_and_api_have_the_same_filters(build: Build) -> None:
     assert cases.keys() == Wanted.__annotations__.keys()
     named = {name for query in cases.values() for name in query}
     assert named == {*FILTERS, "count"}
-    assert named == {each.alias or name for name, each in models.Filters.model_fields.items()}
-    stored = str(found.idempotency_key)
-    story = visitor.get(f"/messages/{found.id}").text
+    assert named == {field.alias or name for name, field in models.Filters.model_fields.items()}
+    stored = str(message.idempotency_key)
+    story = visitor.get(f"/messages/{message.id}").text
     assert stored in story, "the page finds the key that it shows"
     for query in cases.values():
         elsewhere = query | {name: stored for name in query if name.startswith("key")}
-        assert ids(shop.get("/v1/messages", params=query)) == [str(found.id)], query
+        assert ids(shop.get("/v1/messages", params=query)) == [str(message.id)], query
         counted = shop.get("/v1/counts", params=query).json()["counts"]
         assert counted == {"memory": {"scheduled": 1}}, query
-        assert by_page(visitor, elsewhere) == [str(found.id)], query
-        assert by_command(house, elsewhere) == [str(found.id)], query
+        assert by_page(visitor, elsewhere) == [str(message.id)], query
+        assert by_command(house, elsewhere) == [str(message.id)], query
 
 
 def test_a_caller_finds_its_own_idempotency_keys_alone(house: House, calls: Calls) -> None:
@@ -112,7 +112,7 @@ def test_a_caller_finds_its_own_idempotency_keys_alone(house: House, calls: Call
             assert ids(client.get("/v1/messages", params=query)) == [made["id"]]
         assert ids(client.get("/v1/messages", params={"key": "order"})) == []
         listed = client.get("/v1/messages").json()["messages"]
-        shown = {each["id"]: each["idempotency_key"] for each in listed}
+        shown = {message["id"]: message["idempotency_key"] for message in listed}
         assert shown[made["id"]] == "order-1"
         assert shown[str(of_python.id)] == ("order-1" if client is one else None)
     [of_few] = one.get("/v1/messages", params={"recipient": "r1"}).json()["messages"]

@@ -134,8 +134,8 @@ def test_errors_are_problems_that_name_no_recipient(
         away = ask()
         assert (away.status_code, away.json()["title"]) == (503, "reservations unavailable")
         assert int(away.headers["Retry-After"]) >= 1
-        told = [each for each in caplog.records if each.name == "dispatcher.problems"]
-        assert [each.levelname for each in told] == ["ERROR"]
+        told = [record for record in caplog.records if record.name == "dispatcher.problems"]
+        assert [record.levelname for record in told] == ["ERROR"]
 
 
 def test_an_app_without_a_dispatcher_is_told_how_to_open_one() -> None:
@@ -242,21 +242,21 @@ def test_requests_are_limited_and_told_of_it(redis_server: RedisServer, way: str
             wrong = ask(**{"X-Name": name})
             assert (wrong.status_code, wrong.json()["field"]) == (422, "key")
             assert wrong.json()["problem"] == f"{len(name)} letters"
-        found = [ask(**{"X-Name": "ada"}) for _ in range(3)]
-        assert [each.status_code for each in found] == [200, 200, 429]
-        assert [each.json() for each in found[:2]] == [{"page": 1}] * 2
-        assert [each.headers["RateLimit-Policy"] for each in found] == [policy] * 3
-        left = [each.headers["RateLimit"].split(";t=")[0] for each in found]
+        answers = [ask(**{"X-Name": "ada"}) for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429]
+        assert [answer.json() for answer in answers[:2]] == [{"page": 1}] * 2
+        assert [answer.headers["RateLimit-Policy"] for answer in answers] == [policy] * 3
+        left = [answer.headers["RateLimit"].split(";t=")[0] for answer in answers]
         assert left == ['"2/minute";r=1', '"2/minute";r=0', '"2/minute";r=0']
-        refused = found[2]
+        refused = answers[2]
         assert (refused.json()["title"], refused.json()["limit"]) == ("limit reached", "2/minute")
         seconds = refused.headers["Retry-After"]
         assert 0 < int(seconds) <= 60
         assert refused.headers["RateLimit"] == f'"2/minute";r=0;t={seconds}'
         assert ask(**{"X-Name": "ben"}).status_code == 200
         free = [ask() for _ in range(3)]
-        assert [each.status_code for each in free] == [200] * 3
-        assert all("RateLimit" not in each.headers for each in free)
+        assert [answer.status_code for answer in free] == [200] * 3
+        assert all("RateLimit" not in answer.headers for answer in free)
         if way.endswith("middleware"):
             missing = ask("/missing", **{"X-Name": "cyd"})
             assert (missing.status_code, missing.headers["RateLimit"]) == (404, '"2/minute";r=1')
@@ -286,7 +286,7 @@ def test_holds_last_as_long_as_the_request(redis_server: RedisServer, way: str) 
 
 def told(answer: Response, name: str) -> set[str]:
     """Return the members of a header, which may have several lines."""
-    return {each.split(";t=")[0] for each in answer.headers[name].split(", ")}
+    return {limit.split(";t=")[0] for limit in answer.headers[name].split(", ")}
 
 
 @pytest.mark.parametrize("way", TWICE)

@@ -35,14 +35,14 @@ def taken_places(client: TestClient) -> Counter[str]:
 
 
 def test_a_plan_may_be_long_and_books_nothing(house: House, shop: TestClient) -> None:
-    some = [new(recipient=f"r{number // 2}", body={"text": LONG}) for number in range(1_000)]
-    plan = shop.post("/v1/plans", json={"messages": some}).json()
+    messages = [new(recipient=f"r{number // 2}", body={"text": LONG}) for number in range(1_000)]
+    plan = shop.post("/v1/plans", json={"messages": messages}).json()
     assert (plan["accepted"], plan["by_reason"]) == (500, {"QuotaExceeded 1/minute": 500})
-    assert [each["number"] for each in plan["rejections"]] == [*range(1, 1_000, 2)]
+    assert [rejection["number"] for rejection in plan["rejections"]] == [*range(1, 1_000, 2)]
     assert (list(plan["asked"].values()), list(plan["promised"].values())) == ([1_000], [500])
     assert house.members() == {}
-    some[700] |= {"fold": 2, "n0": 0}
-    named = told(shop.post("/v1/plans", json={"messages": some}))[:2]
+    messages[700] |= {"fold": 2, "n0": 0}
+    named = told(shop.post("/v1/plans", json={"messages": messages}))[:2]
     assert named == (422, "messages.700.n0")
     too_long = shop.post("/v1/plans", content=b" " * 2_000_001, headers=JSON)
     assert kind(too_long) == (413, "too-large")
@@ -57,7 +57,7 @@ def test_a_list_ends_where_it_is_long_enough_or_takes_too_long(
     monkeypatch.setattr(api_calls, "_READ_AT_ONCE", 2)
     made = [house.submit(f"r{n}", send_at=AT, body={"text": LONG * (n % 4)}) for n in range(12)]
     caller = calls(rights=[*READ, Right.BODIES_READ] if bodies else READ)
-    path, found, pages = "/v1/messages?limit=7", list[str](), 0
+    path, ids, pages = "/v1/messages?limit=7", list[str](), 0
     while path:
         answer = caller.get(path)
         listed = answer.json()["messages"]
@@ -65,9 +65,9 @@ def test_a_list_ends_where_it_is_long_enough_or_takes_too_long(
         assert len(answer.content) < 10_100 or len(listed) == 1
         assert list(answer.json()) == ["messages", "cursor"]
         assert (answer.json()["cursor"] is None) == ("next" not in answer.links)
-        found += [each["id"] for each in listed]
+        ids += [message["id"] for message in listed]
         path, pages = answer.links.get("next", {}).get("url", ""), pages + 1
-    assert found == [str(each.id) for each in reversed(made)]
+    assert ids == [str(message.id) for message in reversed(made)]
     assert pages > 2 if bodies or not seconds else pages == 2
 
 
@@ -90,19 +90,19 @@ def test_long_calls_of_one_key_leave_the_others_their_threads(
 ) -> None:
     message = house.submit("ada", send_at=AT)
     greedy, other = calls("greedy"), calls("other")
-    many, _, seconds, _ = bounds.MOST["calls"]
+    most, _, seconds, _ = bounds.MOST["calls"]
     gate, running = Event(), list[int]()
     count = listing.Listing.counted
 
-    def counted(*given: Any, **named: Any) -> Any:
+    def counted(*arguments: Any, **named: Any) -> Any:
         running.append(1)
         assert gate.wait(60)
-        return count(*given, **named)
+        return count(*arguments, **named)
 
     monkeypatch.setattr(listing.Listing, "counted", counted)
-    with greedy, other, ThreadPoolExecutor(many) as pool:  # each with a loop of its own
-        held = [pool.submit(greedy.get, "/v1/counts") for _ in range(many)]
-        wait_until(lambda: taken_places(greedy)["greedy"] == many)
+    with greedy, other, ThreadPoolExecutor(most) as pool:  # each with a loop of its own
+        held = [pool.submit(greedy.get, "/v1/counts") for _ in range(most)]
+        wait_until(lambda: taken_places(greedy)["greedy"] == most)
         try:
             refused = greedy.get("/v1/counts")
             answers = [other.get(f"/v1/messages{path}") for path in ("", f"/{message.id}")]
@@ -110,10 +110,10 @@ def test_long_calls_of_one_key_leave_the_others_their_threads(
         finally:
             gate.set()
         assert len(running) == 1
-        assert {each.result().status_code for each in held} == {200}
+        assert {call.result().status_code for call in held} == {200}
     assert kind(refused) == (429, "too-many-calls")
     assert refused.headers["Retry-After"] == f"{seconds}"
-    assert [each.status_code for each in answers] == [200, 200, 200]
+    assert [answer.status_code for answer in answers] == [200, 200, 200]
     assert not taken_places(greedy).total()
 
 

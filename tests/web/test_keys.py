@@ -146,17 +146,17 @@ def test_bodies_and_recipients_leave_with_their_rights_alone(
     statuses: dict[str, set[int]] = defaultdict(set)
     with TestClient(api(house.dispatcher, rate="100000/second")) as client:
 
-        def calling(name: str, **given: Any) -> dict[str, str]:
-            return {"Authorization": f"Bearer {add_key(house.parts.api_keys, name, **given)[1]}"}
+        def calling(name: str, **options: Any) -> dict[str, str]:
+            return {"Authorization": f"Bearer {add_key(house.parts.api_keys, name, **options)[1]}"}
 
         few = calling("few", rights=all_but(Right.BODIES_READ, Right.RECIPIENTS_READ))
         for name, answer in crawl(client, places, bodies, {**few, "Last-Event-ID": "0-0"}):
             statuses[name].add(answer.status_code)
             assert ADA not in answer.text, (name, answer.text)
             assert TEXT not in answer.text, (name, answer.text)
-        refused = {name for name, some in statuses.items() if some == {403}}
+        refused = {name for name, answers in statuses.items() if answers == {403}}
         assert refused == NEED_RECIPIENTS
-        silent = {name for name, some in statuses.items() if some.isdisjoint((200, 201))}
+        silent = {name for name, answers in statuses.items() if answers.isdisjoint((200, 201))}
         assert silent == NEED_RECIPIENTS, "bodies has nothing that these operations accept"
 
         paths = [f"/v1/messages/{house.submit(ADA, send_at=next(times), body=asked).id}"]
@@ -198,10 +198,10 @@ def test_a_tenant_sees_and_changes_its_own_messages_only(build: Build) -> None:
     own = client.post("/v1/messages", json=new("bob"))
     assert own.status_code == 201, own.text
     assert own.json()["scopes"] == {"tenant": "acme"}
-    before = [house.again(each) for each in theirs]
+    before = [house.again(message) for message in theirs]
     ada = {"kind": "recipient", "scope": "ada", "recipient": "ada", "name": "ada"}
     umbrella = {"kind": "tenant", "scope": "umbrella", "recipient": "ada", "name": "umbrella"}
-    names = [ada | {"message_id": str(each.id)} for each in theirs]
+    names = [ada | {"message_id": str(message.id)} for message in theirs]
     names.append(umbrella | {"message_id": str(theirs[0].id)})
     bodies: list[Any] = [new("ada"), {}, {"send_at": AT}, {"body": {"x": 1}}, None]
     answers = [answer for _, answer in crawl(client, lambda _: names, bodies, {})]
@@ -212,7 +212,7 @@ def test_a_tenant_sees_and_changes_its_own_messages_only(build: Build) -> None:
     lines = json.dumps(new("ada", scopes={"tenant": "umbrella"}))
     ndjson = {"Content-Type": "application/x-ndjson"}
     answers.append(client.post("/v1/messages/batch", content=lines, headers=ndjson))
-    told = ("umbrella", *(str(each.id) for each in theirs))
+    told = ("umbrella", *(str(message.id) for message in theirs))
     for answer in answers:
         text = answer.text
         for asked in theirs:  # an answer may repeat what the call named
@@ -221,12 +221,12 @@ def test_a_tenant_sees_and_changes_its_own_messages_only(build: Build) -> None:
         if "umbrella" in str(answer.request.url) or answer.request.url.path.endswith("batch"):
             text = text.replace("'umbrella'", "")
         assert not any(word in text for word in told), (answer.request.url, answer.text)
-    assert [house.again(each) for each in theirs] == before
+    assert [house.again(message) for message in theirs] == before
     mine = client.get("/v1/messages").json()["messages"]
-    assert own.json()["id"] in {each["id"] for each in mine}
-    assert {each["scopes"]["tenant"] for each in mine} == {"acme"}
+    assert own.json()["id"] in {message["id"] for message in mine}
+    assert {message["scopes"]["tenant"] for message in mine} == {"acme"}
     counted = client.get("/v1/counts").json()["counts"]
-    assert counted == {"memory": dict(Counter(each["status"] for each in mine))}
+    assert counted == {"memory": dict(Counter(message["status"] for message in mine))}
 
 
 def test_a_key_of_one_channel_uses_no_other_and_learns_nothing_of_it(
@@ -267,21 +267,21 @@ def test_two_keys_of_a_name_are_valid_while_one_replaces_the_other(house: House)
     assert (status(second), status(third)) == (401, 200)
     revoke_key(keys, "shop")
     assert status(third) == 401
-    assert all(each.last_used_at for each in keys.named("shop"))
+    assert all(key.last_used_at for key in keys.named("shop"))
     with pytest.raises(InvalidValue, match="no key"):
         revoke_key(keys, "nobody")
 
 
 def test_a_key_has_its_own_limit_and_is_told_of_it(house: House, calls: Calls) -> None:
-    few, many = calls("few", rate="2/minute"), calls("many")
+    few, often = calls("few", rate="2/minute"), calls("many")
     answers = [few.get("/v1/messages") for _ in range(3)]
-    assert [each.status_code for each in answers] == [200, 200, 429]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
     assert answers[0].headers["RateLimit-Policy"] == '"key";q=2;w=60'
     assert answers[0].headers["RateLimit"].startswith('"key";r=1')
     assert 0 < int(answers[2].headers["Retry-After"]) <= 60
     assert kind(answers[2]) == (429, "limit-reached")
     assert few.get("/v1/messages?nope=1").status_code == 429, "a wrong call is counted, too"
-    assert many.get("/v1/messages").status_code == 200
+    assert often.get("/v1/messages").status_code == 200
 
 
 def test_an_outage_of_redis_is_logged_once_and_calls_go_on(
@@ -295,9 +295,9 @@ def test_an_outage_of_redis_is_logged_once_and_calls_go_on(
     for _ in range(2):
         with patch.object(pool, "get_connection", side_effect=refused):
             answers = [shop.get("/v1/messages") for _ in range(3)]
-        assert [each.status_code for each in answers] == [200, 200, 200]
+        assert [answer.status_code for answer in answers] == [200, 200, 200]
         shop.get("/v1/messages")
-    [said] = [each.getMessage() for each in caplog.records if each.name.endswith("access")]
+    [said] = [record.getMessage() for record in caplog.records if record.name.endswith("access")]
     assert said.startswith("calls are not limited while Redis does not answer: ")
 
 
@@ -331,8 +331,8 @@ def test_a_batch_is_answered_to_its_end_when_its_key_ends_or_is_not_found(
 
     def statuses(client: TestClient) -> list[int]:
         told = verdicts(client, *(new(f"number {next(numbers)}") for _ in range(5)))
-        assert [each["number"] for each in told] == [0, 1, 2, 3, 4]
-        return [each["status"] for each in told]
+        assert [verdict["number"] for verdict in told] == [0, 1, 2, 3, 4]
+        return [verdict["status"] for verdict in told]
 
     assert statuses(calls("few", rate="1/day")) == [201, 201, 429, 429, 429]
     submit_many = house.dispatcher.submit_many
@@ -360,7 +360,7 @@ def test_keys_follow_one_another_also_when_the_clock_goes_back(house: House) -> 
     first, _ = add_key(keys, "shop")
     second, _ = rotate_key(keys, "shop", overlap=timedelta(hours=1))
     house.sql("UPDATE dispatcher_api_keys SET created_at = '2001-01-01' WHERE follows <> ''")
-    assert [each.id for each in keys.named("shop")] == [second.id, first.id]
+    assert [key.id for key in keys.named("shop")] == [second.id, first.id]
     revoke_key(keys, "shop")
     third, _ = add_key(keys, "shop")
     assert (second.follows, third.follows) == (first.id, second.id)
@@ -376,9 +376,9 @@ def test_keys_of_one_name_that_are_made_at_the_same_time_are_one(house: House) -
         lambda: rotate_key(keys, "shop", overlap=timedelta(hours=1)),
     ):
         before = len(keys.named("shop"))
-        lost = [each.field for each in at_once([act] * 8) if isinstance(each, InvalidValue)]
+        lost = [error.field for error in at_once([act] * 8) if isinstance(error, InvalidValue)]
         assert lost == ["name"] * 7
         assert len(keys.named("shop")) == before + 1
     revoke_key(keys, "shop")
     made = at_once([lambda: add_key(keys, "shop")] * 8)
-    assert sum(isinstance(each, tuple) for each in made) == 1
+    assert sum(isinstance(result, tuple) for result in made) == 1

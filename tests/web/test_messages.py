@@ -64,15 +64,15 @@ def test_a_batch_answers_each_line_in_order(house: House, shop: TestClient) -> N
     other, unknown = new("cyd", idempotency_key="order-1"), new("bob", channel="fax")
     keyless = new("dan", idempotency_key="")
     told = verdicts(shop, new("ada"), new("ada"), b"{", keyed, b"", keyed, unknown, other, keyless)
-    assert [each["number"] for each in told] == list(range(8)), "but of the empty line"
-    assert [each["status"] for each in told] == [201, 409, 422, 201, 201, 422, 422, 422]
+    assert [verdict["number"] for verdict in told] == list(range(8)), "but of the empty line"
+    assert [verdict["status"] for verdict in told] == [201, 409, 422, 201, 201, 422, 422, 422]
     assert told[3]["message"] == told[4]["message"]
     conflict = told[6]["problem"]
     assert (conflict["key"], "'order-1'" in conflict["detail"]) == ("order-1", True)
     assert "api-" not in str(conflict), "the key is named as it was given"
     assert len(house.all_members()) == 2
     told = verdicts(shop, new("zoe"), b"x" * 300_000)
-    assert [(each["number"], each["status"]) for each in told] == [(0, 201), (1, 413)]
+    assert [(verdict["number"], verdict["status"]) for verdict in told] == [(0, 201), (1, 413)]
 
 
 def test_the_next_slot_of_a_recipient_says_whether_it_has_opted_out(build: Build) -> None:
@@ -102,13 +102,13 @@ def test_the_next_slot_of_a_recipient_says_whether_it_has_opted_out(build: Build
     for words in ({"quiet_hours": "11:00-13:00"}, {"send_window": "13:00-15:00"}):
         assert asked(client, "cyd", **words)["next_slot"] == "2100-01-01T13:00:00Z"
     rights = {Right.MESSAGES_READ, Right.RECIPIENTS_READ}
-    for name, given, told_them in (
+    for name, options, told_them in (
         ("reader", {"rights": rights}, True),
         ("bound", {"rights": rights, "scope": ("tenant", "acme")}, "not told"),
         ("blind", {"rights": {Right.MESSAGES_READ}}, "not told"),
         ("writer", {"rights": wide, "scope": ("tenant", "acme")}, True),
     ):
-        assert told(caller(house, name, **given), "ben") == told_them, name
+        assert told(caller(house, name, **options), "ben") == told_them, name
 
 
 def test_a_channel_as_a_whole_shows_what_is_booked_and_the_next_slot(build: Build) -> None:
@@ -116,7 +116,7 @@ def test_a_channel_as_a_whole_shows_what_is_booked_and_the_next_slot(build: Buil
     made = house.submit("ada", channel="sms", send_at=AT)
     shop, path = caller(house), "/v1/scopes/channel/sms"
     timeline = shop.get(f"{path}/timeline", params={"start": AT}).json()
-    booked = [each["message_id"] for each in timeline["windows"][0]["booked"]]
+    booked = [booking["message_id"] for booking in timeline["windows"][0]["booked"]]
     assert booked == [str(made.id)]
     slot = shop.get(f"{path}/next-slot", params={"after": AT}).json()
     assert slot == {"next_slot": "2100-01-01T13:00:00Z"}
@@ -139,8 +139,8 @@ def test_an_opt_out_cancels_and_refuses_and_an_erasure_blanks(
         "cancelled", "its recipient is suppressed",
     )  # fmt: skip
     assert kind(shop.post("/v1/messages", json=new())) == (409, "suppressed")
-    [found] = shop.get("/v1/suppressions/ada").json()["suppressions"]
-    assert (found["recipient"], found["channel"]) == ("ada", None)
+    [opt_out] = shop.get("/v1/suppressions/ada").json()["suppressions"]
+    assert (opt_out["recipient"], opt_out["channel"]) == ("ada", None)
     assert shop.delete("/v1/suppressions/ada").json() == {"suppressions": []}
     assert shop.post("/v1/messages", json=new()).status_code == 201
     house.dispatcher.suppress("ada", channel="file")
@@ -148,7 +148,7 @@ def test_an_opt_out_cancels_and_refuses_and_an_erasure_blanks(
     done = shop.post("/v1/erasures", json=asked).json()
     assert done == {"cancelled": 1, "blanked": 2, "under_way": 0}
     assert (again()["recipient"], again()["body"]) == ("", {})
-    assert [each.channel for each in house.dispatcher.suppressed("ada")] == ["file"]
+    assert [opt_out.channel for opt_out in house.dispatcher.suppressed("ada")] == ["file"]
 
 
 def test_a_change_between_the_reading_and_the_writing_of_an_editor_is_not_lost(
@@ -194,7 +194,7 @@ def test_a_duty_is_alive_while_it_is_done_at_its_interval(house: House, shop: Te
     ages = {"prune": 90, "rescue": 90, "enqueue_due": 5, "unknown": 90}
     house.parts.signs.note(Kind.DUTY, {name: timedelta(seconds=n) for name, n in ages.items()})
     duties = shop.get("/v1/status").json()["duties"]
-    alive = {each["name"]: each["is_alive"] for each in duties}
+    alive = {duty["name"]: duty["is_alive"] for duty in duties}
     assert alive == {"prune": True, "rescue": False, "enqueue_due": True, "unknown": False}
     house.redis.flushall()
     house.parts.signs.note(Kind.DUTY, {"prune": timedelta(seconds=601)})
@@ -236,7 +236,7 @@ def test_a_line_without_a_key_is_not_called_repeatable_where_it_may_be_stored(
 
     monkeypatch.setattr(house.dispatcher, "submit_many", broken)
     told = verdicts(shop, new("ada"), new("eve", idempotency_key="k"))
-    assert [each["status"] for each in told] == [500, 503]
+    assert [verdict["status"] for verdict in told] == [500, 503]
     assert told[0]["problem"]["type"].endswith(":outcome-unknown")
 
 
@@ -278,8 +278,8 @@ def test_a_repeated_submit_is_answered_by_its_message_as_it_is_now(
 def test_a_key_that_cannot_be_kept_is_refused(house: House, shop: TestClient) -> None:
     """Also one whose characters clients send in different encodings."""
     odd = ["bestätigung".encode(), "bestätigung".encode("latin-1")]
-    for keys in ([b""], [b'""'], [b"x" * 191], [b"a\tb"], *([each] for each in odd), [b"1", b"2"]):
-        headers = [(b"Idempotency-Key", each) for each in keys]
+    for keys in ([b""], [b'""'], [b"x" * 191], [b"a\tb"], *([key] for key in odd), [b"1", b"2"]):
+        headers = [(b"Idempotency-Key", key) for key in keys]
         answer = shop.post("/v1/messages", json=new(), headers=headers)
         assert (answer.status_code, answer.json()["field"]) == (422, "Idempotency-Key"), keys
     assert house.rows() == []
@@ -335,10 +335,10 @@ def test_an_answer_is_for_a_caller_with_the_same_rights(build: Build) -> None:
 
     client = TestClient(api(house.dispatcher, auth=of_header))
     answers = [
-        client.post("/v1/messages", json=new(), headers={"Tenant": each, **key()})
-        for each in ("acme", "umbrella", "acme")
+        client.post("/v1/messages", json=new(), headers={"Tenant": name, **key()})
+        for name in ("acme", "umbrella", "acme")
     ]
-    assert [each.status_code for each in answers] == [201, 409, 201]
+    assert [answer.status_code for answer in answers] == [201, 409, 201]
     assert answers[2].content == answers[0].content
     call: dict[str, Any] = {"json": new("eve"), "headers": key()}
     made = caller(house).post("/v1/messages", **call)

@@ -104,7 +104,7 @@ def _driven(house: House, calls: int, part: slice) -> dict[str, int]:
     schema = schemathesis.openapi.from_asgi("/v1/openapi.json", app, config=SchemathesisConfig())
     names = ("not_a_server_error", "status_code_conformance", "content_type_conformance",
              "response_schema_conformance")  # fmt: skip
-    checks = [CHECKS.get_one(each) for each in names]
+    checks = [CHECKS.get_one(name) for name in names]
     headers = {"Authorization": f"Bearer {token}"}
     seeds = Seeds(house)
     made: dict[str, int] = {}
@@ -117,7 +117,7 @@ def _driven(house: House, calls: int, part: slice) -> dict[str, int]:
         answer = case.call_and_validate(headers=headers, checks=checks)
         definition = case.operation.definition.raw
         described = definition["responses"][str(answer.status_code)]
-        undocumented = answer.headers.keys() - {each.lower() for each in described["headers"]}
+        undocumented = answer.headers.keys() - {header.lower() for header in described["headers"]}
         assert undocumented <= OF_ALL_ANSWERS
         accepted[definition["operationId"]] += answer.status_code in (200, 201)
 

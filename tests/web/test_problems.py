@@ -74,20 +74,20 @@ def as_json(value: object) -> object:
     if isinstance(value, datetime):
         return value.strftime("%Y-%m-%dT%H:%M:%SZ")
     if isinstance(value, tuple):
-        return [as_json(each) for each in value]
+        return [as_json(item) for item in value]
     if isinstance(value, timedelta):
         return value.total_seconds()
     return str(value) if isinstance(value, UUID) else value
 
 
 def test_every_error_has_a_status_and_a_type_of_its_own_and_is_tried() -> None:
-    named = [each for each in vars(errors).values() if inspect.isclass(each)]
-    classes = {each for each in named if issubclass(each, errors.DispatcherError)}
-    assert len({problems.problem_kind_of(each) for each in classes}) == len(classes)
+    named = [value for value in vars(errors).values() if inspect.isclass(value)]
+    classes = {kind for kind in named if issubclass(kind, errors.DispatcherError)}
+    assert len({problems.problem_kind_of(kind) for kind in classes}) == len(classes)
     assert Counter(map(type, ERRORS)) == Counter(classes)
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_a_problem_has_every_attribute_of_its_error(error: errors.DispatcherError) -> None:
     problem = json.loads(json.dumps(problems.problem_of(error)))
     data = {
@@ -138,7 +138,7 @@ def test_callers_of_an_application_are_told_no_servers_settings_or_messages_of_o
     told = json.loads(answer_to(error)[0])
     assert told.keys() == {"type", "title", "status", "detail"}
     assert (told["status"], told["detail"]) == (status, sentence)
-    assert [each.getMessage() for each in caplog.records if each.levelname == "ERROR"] == (
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == (
         [f"answered with {status}: {error}"] if status >= 500 else []
     )
     assert "NoneType" not in caplog.text, "the traceback is that of the error"

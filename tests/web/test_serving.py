@@ -174,9 +174,9 @@ def memory(pid: int, name: str) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells peaks alone")
-@pytest.mark.parametrize("many", [4_000, pytest.param(20_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("line_count", [4_000, pytest.param(20_000, marks=pytest.mark.long)])
 def test_verdicts_come_while_lines_are_sent_and_memory_does_not_grow(
-    server: tuple[House, int, int], many: int
+    server: tuple[House, int, int], line_count: int
 ) -> None:
     house, port, pid = server
     _, token = add_key(house.parts.api_keys, "shop")
@@ -206,7 +206,7 @@ def test_verdicts_come_while_lines_are_sent_and_memory_does_not_grow(
         before = memory(pid, "VmRSS")
 
         def send() -> None:
-            for first in range(WARM_UP, many, 100):
+            for first in range(WARM_UP, line_count, 100):
                 caller.send(chunk(first, 100))
             caller.send(b"0\r\n\r\n")
 
@@ -214,7 +214,7 @@ def test_verdicts_come_while_lines_are_sent_and_memory_does_not_grow(
         sender.start()
         read += [json.loads(line)["status"] for line in answer]
         sender.join()
-    assert read == [201] * many
+    assert read == [201] * line_count
     assert memory(pid, "VmHWM") - before < 6_000_000
 
 
@@ -266,11 +266,11 @@ def test_a_mounted_api_answers_as_one_at_the_root(house: House, mounted: Any) ->
         lines = "\n".join(json.dumps(new(name)) for name in ("ben", "ben", "eve"))
         ndjson = {"Content-Type": "application/x-ndjson"}
         verdicts = client.post(f"{base}/batch", content=lines, headers=ndjson).text.splitlines()
-        assert [json.loads(each)["status"] for each in verdicts] == [201, 409, 201]
+        assert [json.loads(line)["status"] for line in verdicts] == [201, 409, 201]
         listed, url = [], f"{base}?limit=1"
         while url:
             page = client.get(url)
-            listed += [each["id"] for each in page.json()["messages"]]
+            listed += [message["id"] for message in page.json()["messages"]]
             url = page.links.get("next", {}).get("url", "")
         assert sorted(listed) == sorted(str(row[0]) for row in house.rows())
         assert len(listed) == 3

@@ -73,7 +73,7 @@ def test_no_call_ignores_a_part_that_it_does_not_have(house: House, shop: TestCl
                 problem, accepted = "its body is not sent as JSON", "send it as application/json"
                 assert told(answer) == (422, "the call", problem, accepted), name
     assert house.rows() == before
-    assert [each.recipient for each in house.dispatcher.suppressed()] == ["zoe"]
+    assert [opt_out.recipient for opt_out in house.dispatcher.suppressed()] == ["zoe"]
     assert not house.parts.pauses.in_force()
     none = shop.delete("/v1/suppressions/zoe", headers={"Content-Length": "0", **JSON})
     assert none.json() == {"suppressions": []}, "a call may say that it has no body"
@@ -194,11 +194,11 @@ NAMED: list[tuple[str, str, str, str]] = [
 
 def check_names(answer: Any, field: str, problem: str, accepted: str) -> None:
     """The detail says the same as the fields, and none has a name or a word of Python."""
-    found = answer.json()
-    assert (answer.status_code, found["field"]) == (422, field), answer.text
-    assert (problem in found["problem"], accepted in found["accepted"]) == (True, True), found
-    text = f"{field}: {found['problem']}; accepted: {found['accepted']}"
-    assert found["detail"] == text
+    error = answer.json()
+    assert (answer.status_code, error["field"]) == (422, field), answer.text
+    assert (problem in error["problem"], accepted in error["accepted"]) == (True, True), error
+    text = f"{field}: {error['problem']}; accepted: {error['accepted']}"
+    assert error["detail"] == text
     for word in ("from_at", "until_at", "timedelta", "datetime", "True", "send_in ", "-1 day"):
         assert word not in f"{text} "
 
@@ -261,9 +261,9 @@ def test_a_name_with_slashes_is_reached_and_one_with_a_line_end_is_not_cut(
         return
     house.submit(name)
     timeline = shop.get(f"/v1/scopes/recipient/{quoted}/timeline").json()
-    assert [each["scope"] for each in timeline["windows"]] == [name]
+    assert [window["scope"] for window in timeline["windows"]] == [name]
     assert shop.get(f"/v1/scopes/recipient/{quoted}/next-slot").status_code == 200
     for listed, path in (("suppressions", "suppressions"), ("pauses", "pauses/recipient")):
-        found = shop.put(f"/v1/{path}/{quoted}").json()
-        assert found == {"cancelled": 1} or [each["name"] for each in found["pauses"]] == [name]
+        put = shop.put(f"/v1/{path}/{quoted}").json()
+        assert put == {"cancelled": 1} or [pause["name"] for pause in put["pauses"]] == [name]
         assert shop.delete(f"/v1/{path}/{quoted}").json() == {listed: []}

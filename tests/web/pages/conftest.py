@@ -18,7 +18,7 @@ from tests.support.browser import Tab, chromium, served
 from tests.support.house import FAR, House, hour_ago
 
 HOUR = timedelta(hours=1)
-PATHS = sorted({each.path for each in PAGES if each.method == "GET" and "{" not in each.path})
+PATHS = sorted({page.path for page in PAGES if page.method == "GET" and "{" not in page.path})
 """Of each page that is there once, the path."""
 Visit = Callable[..., TestClient]
 
@@ -82,9 +82,9 @@ def visit(house: House) -> Iterator[Visit]:
     def make(
         *rights: Right, of: House = house, access: Access | None = None, **caller: object
     ) -> TestClient:
-        given = Caller(name="ops", rights=frozenset(rights or Right), **caller)  # type: ignore[arg-type]  # passed on
+        visitor = Caller(name="ops", rights=frozenset(rights or Right), **caller)  # type: ignore[arg-type]  # passed on
         client = TestClient(
-            page(of.dispatcher, access=access or (lambda _: given)),
+            page(of.dispatcher, access=access or (lambda _: visitor)),
             base_url="http://localhost",
             client=("127.0.0.1", 50_000),
             headers={"Sec-Fetch-Site": "same-origin"},
@@ -94,8 +94,8 @@ def visit(house: House) -> Iterator[Visit]:
         return client
 
     yield make
-    for each in made:
-        each.close()
+    for browser in made:
+        browser.close()
 
 
 @pytest.fixture
@@ -119,8 +119,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
+    with chromium() as browser:
+        yield browser
 
 
 @pytest.fixture

@@ -149,7 +149,7 @@ def test_visits_are_limited_by_caller(house: House) -> None:
     app = page(house.dispatcher, access=Loopback(), rate="3/hour")
     with local(app) as client:
         answers = [client.get("/suppressions") for _ in range(4)]
-    assert [each.status_code for each in answers] == [200, 200, 200, 429]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
     assert "may call 3/hour; try again in" in answers[-1].text
     assert int(answers[-1].headers["Retry-After"]) > 0
 
@@ -174,8 +174,8 @@ def test_an_action_of_another_site_is_refused(house: House) -> None:
         *({"Origin": origin} for origin in ("http://evil.example", "null", "http://[")),
     ]  # fmt: skip
     for status, headers in ((422, own), (403, others)):
-        for each in headers:
-            assert client.post("/pauses", headers=each).status_code == status, each
+        for origin in headers:
+            assert client.post("/pauses", headers=origin).status_code == status, origin
 
 
 def test_a_visit_of_a_page_changes_nothing(house: House, visit: Visit) -> None:
@@ -193,7 +193,7 @@ def test_a_visit_of_a_page_changes_nothing(house: House, visit: Visit) -> None:
 def everything(house: House) -> tuple[Any, ...]:
     """Return what Redis and all tables hold."""
     tables = house.tables.metadata.sorted_tables
-    rows = {each.name: house.parts.database.read(select(each)) for each in tables}
+    rows = {table.name: house.parts.database.read(select(table)) for table in tables}
     return house.snapshot(), rows
 
 

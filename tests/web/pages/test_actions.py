@@ -34,8 +34,8 @@ def version(house: House, message: Message) -> str:
 
 def confirmed(house: House, *messages: Message) -> str:
     """Return what a form has of messages that were counted just now."""
-    found = house.parts.messages.movables([each.id for each in messages])
-    return message_pages.versions_text([StoredVersion.of(each) for each in found.values()])
+    now = house.parts.messages.movables([message.id for message in messages])
+    return message_pages.versions_text([StoredVersion.of(movable) for movable in now.values()])
 
 
 def hidden(text: str, action: str) -> dict[str, str]:
@@ -139,7 +139,7 @@ def test_a_form_of_an_old_version_changes_nothing(
 @pytest.mark.every_database
 def test_what_has_been_held_longest_comes_first(house: House, person: TestClient) -> None:
     """Whenever it was made: a message of old may have been held just now."""
-    made = [hold(house, each) for each in ("ada", "ben", "cyd")]
+    made = [hold(house, name) for name in ("ada", "ben", "cyd")]
     for message, hours in zip(made, (1, 3, 2), strict=True):
         house.change([message], next_attempt_at=house.database_time() - hours * HOUR)
     shown = re.findall(r"<code>(.*?)</code>", person.get("/held").text)
@@ -149,7 +149,7 @@ def test_what_has_been_held_longest_comes_first(house: House, person: TestClient
 def test_held_messages_are_released_and_dropped_with_a_reason(
     house: House, person: TestClient, actions: list[str]
 ) -> None:
-    first, second = (hold(house, each) for each in ("ada", "ben"))
+    first, second = (hold(house, name) for name in ("ada", "ben"))
     form = hidden(person.get("/held").text, f"/messages/{first.id}/release")
     path = f"/messages/{first.id}/release"
     assert person.post(path, data=form).status_code == 422, "without a reason"
@@ -200,7 +200,7 @@ def test_a_change_is_of_the_messages_that_were_counted_as_they_were(
     One that was snoozed is as it was: a pause looks at what it keeps back again and again.
     """
     counted, snoozed, moved, edited = (
-        house.submit(each, send_at=FAR + HOUR) for each in ("ada", "gil", "ben", "cleo")
+        house.submit(name, send_at=FAR + HOUR) for name in ("ada", "gil", "ben", "cleo")
     )
     other = house.submit("dora", send_at=FAR + 9 * HOUR)
     asked = person.get("/messages/bulk?do=cancel&until=2100-01-01T13:00").text
@@ -213,8 +213,8 @@ def test_a_change_is_of_the_messages_that_were_counted_as_they_were(
     text = person.post("/messages/bulk", data=hidden(asked, "/messages/bulk")).text
     assert "Cancel: 2 of 4 done" in text
     assert "changed since they were counted" in text
-    assert {house.again(each).status for each in (counted, snoozed)} == {Status.CANCELLED}
-    assert {house.again(each).status for each in (moved, edited, other)} == {Status.SCHEDULED}
+    assert {house.again(message).status for message in (counted, snoozed)} == {Status.CANCELLED}
+    assert {house.again(message).status for message in (moved, edited, other)} == {Status.SCHEDULED}
     assert actions == ["page: cancel of 2 messages by filter, 2 refused by ops"]
 
 
@@ -240,12 +240,12 @@ def test_what_another_call_changes_after_the_comparison_is_left(
     """The change itself is guarded: nothing that comes between is lost."""
     meant, changed = (house.submit(name, send_at=FAR + HOUR) for name in ("ada", "ben"))
     if verb == "retry":
-        meant, changed = (house.dispatcher.drop(hold(house, each).id) for each in ("cyd", "dan"))
+        meant, changed = (house.dispatcher.drop(hold(house, name).id) for name in ("cyd", "dan"))
     asked = person.get(f"/messages/bulk?do={verb}&channel=memory").text
     unchanged = message_pages.unchanged
 
-    def compare(*given: Any) -> Any:
-        same = unchanged(*given)
+    def compare(*arguments: Any) -> Any:
+        same = unchanged(*arguments)
         house.change([changed], attempt_count=2)
         return same
 
@@ -275,16 +275,16 @@ def test_pauses_are_begun_and_ended_for_a_reason(
         assert person.post("/pauses", data=pause).status_code == 422, "without a reason"
         begun = person.post("/pauses", data={**pause, "reason": "the provider is down"})
         assert begun.headers["location"] == "/pauses?done=pause"
-    assert {each.kind: each.name for each in house.parts.pauses.in_force()} == names
+    assert {paused.kind: paused.name for paused in house.parts.pauses.in_force()} == names
     assert "page: pause of channel memory (the provider is down) by ops" in actions
     house.dispatcher.resume("campaign", "summer")
     form = hidden(person.get("/pauses").text, "/pauses/end")
     assert form == {"kind": "channel", "name": "memory"}
     ended = person.post("/pauses/end", data={**form, "reason": "it is up"})
     assert ended.headers["location"] == "/pauses?done=resume"
-    assert [each.kind for each in house.parts.pauses.in_force()] == ["recipient"]
+    assert [paused.kind for paused in house.parts.pauses.in_force()] == ["recipient"]
     assert "page: resume of channel memory (it is up) by ops" in actions
-    assert not any("ada" in each for each in actions)
+    assert not any("ada" in action for action in actions)
     assert person.post("/pauses", data={"kind": "x", "name": "y", "reason": "z"}).status_code == 422
 
 
@@ -325,7 +325,7 @@ def test_a_recipient_is_erased_only_where_that_is_meant(
     made = person.post("/suppressions/erase", data=sure)
     assert "Done: 1 message erased." in person.get(made.headers["location"]).text
     assert house.again(message).recipient == ""
-    assert [each.recipient for each in house.dispatcher.suppressed()] == ["ada"]
+    assert [opt_out.recipient for opt_out in house.dispatcher.suppressed()] == ["ada"]
     assert actions == ["page: erase of a recipient on every channel by ops"]
 
 
@@ -351,9 +351,10 @@ def test_each_action_needs_its_right(house: House, visit: Visit) -> None:
     house.dispatcher.pause("channel", "memory")
     pause = {"kind": "channel", "name": "memory", "reason": "x"}
     client, bound = visit(*all_but(Right.OPERATE)), visit(channels=frozenset({"memory"}))
-    assert [each.get("/pauses").status_code for each in (client, bound)] == [403, 403]
+    assert [visitor.get("/pauses").status_code for visitor in (client, bound)] == [403, 403]
     for path in ("/pauses", "/pauses/end"):
-        assert [each.post(path, data=pause).status_code for each in (client, bound)] == [403, 403]
+        for visitor in (client, bound):
+            assert visitor.post(path, data=pause).status_code == 403
     assert len(house.parts.pauses.in_force()) == 1
 
 

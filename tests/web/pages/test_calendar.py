@@ -106,7 +106,7 @@ def test_last_refusals_of_all_scopes_that_are_shown_are_listed(build: Build, vis
     client = visit(of=house)
     rows = r"<td>(the quota [^<]*|quiet hours)</td>"
     shown = re.findall(rows, asked(client, recipient="ada"))
-    assert [each.strip() for each in shown] == [
+    assert [text.strip() for text in shown] == [
         "the quota 1/minute of ada", "the quota 1/hour of each tenant",
     ]  # fmt: skip
     shown = re.findall(rows, asked(client, recipient="ada", **{"count.tenant": "acme"}))
@@ -238,8 +238,8 @@ def test_the_calendar_tells_what_counts(  # noqa: PLR0917 - parameters of the ca
         house.submit(**{"recipient": "ada", "send_at": FAR + HOUR, **message})
     if before is not None:
         call, name, other = before
-        given = {"channel": other} if call == "suppress" else {"name": other}
-        getattr(house.dispatcher, call)(name, **given)
+        fields = {"channel": other} if call == "suppress" else {"name": other}
+        getattr(house.dispatcher, call)(name, **fields)
     text = asked(visit(of=house), **query)
     assert said in text
     assert unsaid not in text

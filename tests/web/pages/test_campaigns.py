@@ -31,8 +31,8 @@ def csv_of(*rows: tuple[str, Any]) -> bytes:
 
 
 def drop(client: TestClient, content: bytes, name: str = "sale.csv", **form: str) -> Any:
-    given = {"campaign": "summer", "channel": "memory"} | form
-    return client.post("/campaigns", data=given, files={"file": (name, content)})
+    fields = {"campaign": "summer", "channel": "memory"} | form
+    return client.post("/campaigns", data=fields, files={"file": (name, content)})
 
 
 def ended(client: TestClient, answer: Any) -> tuple[str, str]:
@@ -62,20 +62,20 @@ def test_a_file_is_planned_booked_and_watched(
 
     path, booked = ended(client, client.post(path))
     assert re.search(r'data-number="accepted">3</b> booked', booked)
-    found = [*house.dispatcher.select(campaign="summer", oldest_first=True)]
-    assert [each.recipient for each in found] == ["ada", "ben", "dan"]
-    assert {each.channel for each in found} == {"memory"}
+    summer = [*house.dispatcher.select(campaign="summer", oldest_first=True)]
+    assert [message.recipient for message in summer] == ["ada", "ben", "dan"]
+    assert {message.channel for message in summer} == {"memory"}
     client.post(path)
     assert house.dispatcher.count() == 3, "booked once"
     token = path.rsplit("/", 1)[-1]
     assert actions == [f"page: {step} of upload {token} by ops" for step in ("plan", "booking")]
 
-    house.dispatcher.cancel(found[0].id)
+    house.dispatcher.cancel(summer[0].id)
     came = client.get("/campaigns?campaign=summer").text
     link = r'<a href="/messages\?campaign=summer&amp;channel=memory&amp;status={}">{}</a>'
     assert re.search(link.format("scheduled", 2), came)
     assert re.search(link.format("cancelled", 1), came)
-    assert str(found[2].id) in client.get("/messages?campaign=summer&status=scheduled").text
+    assert str(summer[2].id) in client.get("/messages?campaign=summer&status=scheduled").text
     assert "Cancel 2 messages?" in client.get("/messages/bulk?do=cancel&campaign=summer").text
 
 
@@ -262,11 +262,11 @@ def test_a_histogram_has_few_steps_and_all_times(house: House) -> None:
         Draft(channel="memory", recipient=f"r{n}", body={}, send_at=at)
         for n, at in enumerate(times)
     ]
-    found = histogram(house.dispatcher.plan(drafts))
-    assert found is not None
-    assert len(found.stretches) <= 40
-    assert sum(each.asked for each in found.stretches) == 199
-    assert sum(each.promised for each in found.stretches) == 199
+    drawn = histogram(house.dispatcher.plan(drafts))
+    assert drawn is not None
+    assert len(drawn.stretches) <= 40
+    assert sum(stretch.asked for stretch in drawn.stretches) == 199
+    assert sum(stretch.promised for stretch in drawn.stretches) == 199
 
 
 def test_a_file_that_is_too_long_is_refused_with_what_is_accepted(
@@ -287,7 +287,7 @@ def rows_of(text: str) -> list[list[str]]:
     """Return the cells of the list of campaigns, without what lies around them."""
     [body] = re.findall(r'aria-label="Campaigns by status".*?<tbody>(.*?)</tbody>', text, re.DOTALL)
     cells = [re.findall(r"<t[hd].*?</t[hd]>", row) for row in body.split("<tr>")[1:]]
-    return [[re.sub("<.*?>", "", each) for each in row] for row in cells]
+    return [[re.sub("<.*?>", "", cell) for cell in row] for row in cells]
 
 
 def test_campaigns_are_listed_with_their_counts(house: House, visit: Visit) -> None:
@@ -304,7 +304,7 @@ def test_campaigns_are_listed_with_their_counts(house: House, visit: Visit) -> N
         ["summer &amp; sun", "1", *"00000", "1", "what came of it: summer &amp; sun"],
     ]
     links = re.findall(r'href="(/messages\?campaign=summer[^"]*)"', text)
-    assert [client.get(each.replace("&amp;", "&")).text.count("<code>") for each in links] == [
+    assert [client.get(link.replace("&amp;", "&")).text.count("<code>") for link in links] == [
         2, 1, 1,
     ]  # fmt: skip
     assert "further campaigns" not in text
@@ -316,14 +316,14 @@ def test_campaigns_are_listed_in_pages(
     monkeypatch.setattr(campaigns, "_MOST_LISTED", 2)
     for name in ("a b", "c", "d", "e"):
         house.submit(name, send_at=FAR + HOUR, campaign=name)
-    client, found = visit(), []
+    client, answers = visit(), []
     path: str | None = "/campaigns"
     while path is not None:
         text = client.get(path).text
-        found.append([row[0] for row in rows_of(text)])
+        answers.append([row[0] for row in rows_of(text)])
         further = re.search(r'href="([^"]*)" rel="next"', text)
         path = further and further[1]
-    assert found == [["a b", "c"], ["d", "e"]]
+    assert answers == [["a b", "c"], ["d", "e"]]
     monkeypatch.setattr(campaigns, "_LIST_SECONDS", 0)
     text = client.get("/campaigns").text
     assert [row[0] for row in rows_of(text)] == ["a b"]

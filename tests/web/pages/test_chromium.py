@@ -18,7 +18,7 @@ pytestmark = ON_SQLITE
 
 SCHEMES: tuple[Literal["dark", "light"], ...] = ("dark", "light")
 UPLOAD = "/campaigns/uploads/{token}"
-EVERY = {each.path for each in PAGES if each.method == "GET"} - {UPLOAD}
+EVERY = {page.path for page in PAGES if page.method == "GET"} - {UPLOAD}
 FEW = {"/", "/calendar", "/messages", "/messages/{message_id}"}
 FILLED = {
     "/messages": "tbody tr",

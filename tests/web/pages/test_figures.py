@@ -158,10 +158,10 @@ def test_the_doctor_tells_what_it_finds(house: House, visit: Visit, actions: lis
     assert "Findings" not in client.get("/doctor").text
     assert actions == []
     text = client.post("/doctor").text
-    [found] = re.findall(r"<tr>(?:(?!</tr>).)*<code>work\.processes</code>.*?</tr>", text)
-    assert '<span class="tag warn">warning</span>' in found
-    assert "no worker and no beat is alive: due messages are not sent<br>" in found
-    assert "<strong>Remedy:</strong> start `dispatcher worker` and `dispatcher beat`" in found
+    [row] = re.findall(r"<tr>(?:(?!</tr>).)*<code>work\.processes</code>.*?</tr>", text)
+    assert '<span class="tag warn">warning</span>' in row
+    assert "no worker and no beat is alive: due messages are not sent<br>" in row
+    assert "<strong>Remedy:</strong> start `dispatcher worker` and `dispatcher beat`" in row
     assert actions == ["page: doctor by ops"]
 
 
@@ -194,8 +194,8 @@ def test_every_page_is_shown_in_full_and_while_redis_is_away(build: Build, visit
     full = {"idempotency_key": "order-1", "status_url": "https://shop.example/hook"}
     message = house.submit(send_at=FAR + HOUR, on_conflict="shift", **full)
     addresses["shifted"] = f"/messages/{message.id}"
-    for each in (", and shifted to ", "<dd>order-1</dd>", "<dd>shop.example: nothing yet</dd>"):
-        assert each in client.get(addresses["shifted"]).text
+    for text in (", and shifted to ", "<dd>order-1</dd>", "<dd>shop.example: nothing yet</dd>"):
+        assert text in client.get(addresses["shifted"]).text
     with at_present(house):
         due = house.submit("fay")
         house.memory.before = lambda _: seen.append(client.get(f"/messages/{due.id}").text)
@@ -204,7 +204,7 @@ def test_every_page_is_shown_in_full_and_while_redis_is_away(build: Build, visit
     assert '<meter min="0" max="5"' in client.get("/").text
     away = visit(of=build(**settings, redis_url="redis://127.0.0.1:9", opened=False))
     answers = {name: away.get(path) for name, path in addresses.items()}
-    assert {each.status_code for each in answers.values()} <= {200, 503}
+    assert {answer.status_code for answer in answers.values()} <= {200, 503}
     assert "Redis does not answer" in answers["shifted"].text
     assert "Limits and processes are not known" in answers["/"].text
 
@@ -227,23 +227,23 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_search_that_takes_too_long_goes_on_where_it_ended(
     house: House, visit: Visit, path: str
 ) -> None:
-    wanted = {house.submit("ada", send_at=FAR + n * HOUR).id for n in range(1, 3)}
+    expected = {house.submit("ada", send_at=FAR + n * HOUR).id for n in range(1, 3)}
     for number in range(7):
         house.submit(f"r{number}", send_at=FAR + 20 * HOUR)
-    wanted.add(house.submit("ben", send_at=FAR + HOUR).id)
+    expected.add(house.submit("ben", send_at=FAR + HOUR).id)
     client = visit()
     at: str | None = f"{path}until=2100-01-01T14:00"
-    found: list[UUID] = []
+    listed: list[UUID] = []
     visits = 0
     while at is not None:
         answer = client.get(at)
         assert answer.status_code == 200
-        found += map(UUID, _ID.findall(answer.text))
+        listed += map(UUID, _ID.findall(answer.text))
         further = _FURTHER.search(answer.text)
         at = None if further is None else unescape(further[1])
         visits += 1
     assert visits > 3
-    assert (sorted(found), set(found)) == (sorted(wanted), wanted)
+    assert (sorted(listed), set(listed)) == (sorted(expected), expected)
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -265,8 +265,8 @@ def test_a_statement_that_takes_too_long_asks_for_a_narrower_filter(
     assert "narrow the filter" in story.text
     assert client.get("/messages").status_code == 200
     bounds = [
-        each.database.run(lambda line: line.exec_driver_sql("SHOW statement_timeout").scalar())
-        for each in (house.parts, app_of(house.dispatcher).pages)
+        parts.database.run(lambda line: line.exec_driver_sql("SHOW statement_timeout").scalar())
+        for parts in (house.parts, app_of(house.dispatcher).pages)
     ]
     assert bounds == ["10s", "1s"]
 
@@ -281,7 +281,7 @@ def test_visits_leave_a_program_its_threads(house: House) -> None:
 
     with TestClient(page(house.dispatcher, access=access)) as client:
         assert client.get("/messages").status_code == 200
-    lent = {thread for each in house.dispatcher._lent for thread in each._threads}
+    lent = {thread for pool in house.dispatcher._lent for thread in pool._threads}
     assert threads
     assert threads <= lent
 
@@ -293,12 +293,12 @@ def test_a_figure_that_is_read_for_long_keeps_nobody(
     monkeypatch.setattr(bounds, "_FIRST_WAIT_SECONDS", 0.01)
     monkeypatch.setattr(bounds, "SECONDS", 0.0)
     cached, may_end, ended = CachedRead[int](Threads(house.dispatcher, 1)), Event(), Event()
-    many = iter(range(9))
+    numbers = iter(range(9))
 
     def read() -> int:
         may_end.wait(30)
         ended.set()
-        return next(many)
+        return next(numbers)
 
     with pytest.raises(Refused) as refused:
         cached.of(read)

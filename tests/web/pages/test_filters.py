@@ -110,16 +110,16 @@ def test_the_list_is_sorted_by_a_column_that_it_shows(house: House, visit: Visit
     """Whatever was promised; and from either end, page by page, under the filters."""
     made = [house.submit(f"r{n}", send_at=FAR + (99 - n) * HOUR, campaign="c") for n in range(52)]
     house.submit("eve", send_at=FAR + HOUR)
-    client, ids = visit(), [str(each.id) for each in made]
+    client, ids = visit(), [str(message.id) for message in made]
     for first, expected, sort in (
         ("/messages?campaign=c", ids[::-1], "descending"),
         ("/messages?campaign=c&order=oldest", ids, "ascending"),
     ):
         text = client.get(first).text
         following = unescape(re.findall(r'href="([^"]*)" rel="next"', text)[0])
-        shown = [re.findall(r"<code>(.*?)</code>", each)
-                 for each in (text, client.get(following).text)]  # fmt: skip
-        assert [each for page in shown for each in page] == expected
+        pages = (text, client.get(following).text)
+        shown = [re.findall(r"<code>(.*?)</code>", page) for page in pages]
+        assert [message_id for page in shown for message_id in page] == expected
         [(turned, title)] = re.findall(rf'aria-sort="{sort}"><a href="([^"]*)">(\w+)', text)
         assert title == "Made"
         assert (
@@ -144,13 +144,13 @@ def test_a_caller_of_several_channels_sees_and_changes_the_messages_of_all(
     build: Build, visit: Visit
 ) -> None:
     house = build(channels=_CHANNELS)
-    own = [house.submit(each, channel=each, send_at=FAR + HOUR, campaign="sale")
-           for each in ("memory", "sms")]  # fmt: skip
+    own = [house.submit(channel, channel=channel, send_at=FAR + HOUR, campaign="sale")
+           for channel in ("memory", "sms")]  # fmt: skip
     other = house.submit(channel="push", send_at=FAR + HOUR, campaign="sale")
     client = visit(of=house, channels=frozenset({"memory", "sms"}))
     for path in ("/messages", "/messages?channel=", "/messages?campaign=sale"):
         text = client.get(path).text
-        assert [str(each.id) in text for each in (*own, other)] == [True, True, False]
+        assert [str(message.id) in text for message in (*own, other)] == [True, True, False]
     assert str(own[0].id) not in client.get("/messages?channel=sms").text
     assert client.get(f"/messages/{other.id}").status_code == 404
     story = client.get(f"/messages/{own[0].id}").text
@@ -162,7 +162,7 @@ def test_a_caller_of_several_channels_sees_and_changes_the_messages_of_all(
     asked = client.get("/messages/bulk?do=cancel").text
     assert "Cancel 2 messages?" in asked
     client.post("/messages/bulk", data=hidden(asked, "/messages/bulk"))
-    now = [house.again(each).status for each in (*own, other)]
+    now = [house.again(message).status for message in (*own, other)]
     assert now == [Status.CANCELLED, Status.CANCELLED, Status.SCHEDULED]
     nothing = visit(of=house, channels=frozenset())
     assert nothing.get("/messages").status_code == 403
@@ -196,9 +196,9 @@ def test_no_query_breaks_a_page(house: House, visit: Visit, path: str) -> None:
     for value in VALUES if path == "/messages" else ():
         assert client.get(f"/messages/{value}").status_code in (200, 400, 404, 422), value
     for name, value in [(n, v) for (i, n), (j, v) in pairs if (i + j) % 2 == 0]:
-        given = "&".join(filter(None, [base.get(path, ""), f"{name}={value}"]))
-        answer = client.get(f"{path}?{given}")
-        assert answer.status_code < 500, f"{path}?{given}"
+        query = "&".join(filter(None, [base.get(path, ""), f"{name}={value}"]))
+        answer = client.get(f"{path}?{query}")
+        assert answer.status_code < 500, f"{path}?{query}"
         assert "<script>alert" not in answer.text
 
 
@@ -308,8 +308,8 @@ def test_a_time_that_happens_twice_is_shown_and_read_with_its_offset() -> None:
 
 def test_a_time_in_a_filter_is_that_of_today() -> None:
     for text, hour in (("9:30", 8), ("23:00", 22)):
-        found = read_time(text, BERLIN, field="from", near=NOW, of_day=True)
-        assert found == datetime(2026, 12, 24, hour, 0 if hour == 22 else 30, tzinfo=UTC)
+        instant = read_time(text, BERLIN, field="from", near=NOW, of_day=True)
+        assert instant == datetime(2026, 12, 24, hour, 0 if hour == 22 else 30, tzinfo=UTC)
 
 
 def test_a_time_that_happens_twice_needs_an_offset() -> None:
@@ -333,9 +333,9 @@ def test_each_line_is_in_the_row_of_its_time_and_rows_have_room_for_their_texts(
     start, end = calendar.stretch_of(calendar.VIEWS[view], NOW, "UTC")
     times = {"now": start, "asked for": start + row / 2, "next free slot": start + row, "-": end}
     picture = drawn(view, [(at, text, text) for text, at in times.items()])
-    shown = [[line.text for line in each.lines] for each in picture.rows]
+    shown = [[line.text for line in row.lines] for row in picture.rows]
     assert shown[:2] == [["now", "asked for"], ["next free slot"]]
     assert not any(shown[2:])
     assert picture.rows[0].lines[0].x == calendar.LEFT
-    tops = [each.y for each in picture.rows]
+    tops = [row.y for row in picture.rows]
     assert tops[1] - tops[0] == tops[2] - tops[1] + calendar.LINE
