@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from operator import itemgetter
@@ -230,10 +230,8 @@ class Messages:
         return [row.message for row in self.movables(message_ids).values()]
 
     def with_keys(self, keys: Sequence[str]) -> dict[str, tuple[Message, str]]:
-        key = self._tables.keys.c.idempotency_key
-        query = keyed_messages(self._tables)
-        rows = self._database.read_of(query, key, keys)
-        return {row.idempotency_key: (to_message(row), row.fingerprint) for row in rows}
+        column = self._tables.keys.c.idempotency_key
+        return with_keys(self._tables, lambda query: self._database.read_of(query, column, keys))
 
     def unsent(self, messages: Sequence[Message]) -> set[UUID]:
         return self._database.run(lambda connection: unsent(self._tables, connection, messages))
@@ -405,7 +403,7 @@ class Messages:
         mine = connection.execute(query.where(tables.messages.c.id == message.id)).one_or_none()
         if mine is None and key is not None:
             has_key = tables.keys.c.idempotency_key == key
-            mine = connection.execute(keyed_messages(tables).where(has_key)).one_or_none()
+            mine = connection.execute(tables.keyed.where(has_key)).one_or_none()
             if mine is not None and unsent(tables, connection, [to_message(mine)]):
                 addition, mine = addition._replace(supersedes=mine.id), None
         if mine is None:
@@ -527,10 +525,17 @@ def _standing(rows: Sequence[sa.Row[Any]]) -> dict[UUID, StoppedMessage]:
     }
 
 
-def keyed_messages(tables: Tables) -> sa.Select[Any]:
-    messages, keys = tables.messages, tables.keys
-    query = sa.select(*tables.message_columns, keys.c.fingerprint)
-    return query.select_from(keys).join(messages, messages.c.id == keys.c.message_id)
+def with_keys(
+    tables: Tables, read: Callable[[sa.Select[Any]], Sequence[sa.Row[Any]]]
+) -> dict[str, tuple[Message, str]]:
+    """Return the messages of the keys that ``read`` selects, with fingerprints.
+
+    The keys are asked first: a look at the messages opens the partitions of all days.
+    """
+    if not read(sa.select(tables.keys.c.message_id)):
+        return {}
+    rows = read(tables.keyed)
+    return {row.idempotency_key: (to_message(row), row.fingerprint) for row in rows}
 
 
 def unsent(tables: Tables, connection: sa.Connection, messages: Sequence[Message]) -> set[UUID]:

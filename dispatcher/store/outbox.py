@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import UUID
 from weakref import WeakSet, ref
 
-from sqlalchemy import Connection, Row, Select, delete, event, select
+from sqlalchemy import Connection, Row, Select, delete, event
 from sqlalchemy.exc import InvalidRequestError, SQLAlchemyError, UnboundExecutionError
 from sqlalchemy.pool import ConnectionPoolEntry, Pool
 from sqlalchemy.util import await_only
@@ -31,16 +31,16 @@ from dispatcher.message import Message
 from dispatcher.store.database import Database
 from dispatcher.store.engines.base import Location, StoreEngine, files_of, is_added
 from dispatcher.store.engines.errors import refused_by_driver, unavailable
-from dispatcher.store.engines.types import insert_if_absent
+from dispatcher.store.engines.types import insert_if_absent, one_of
 from dispatcher.store.lists import is_suppressed
 from dispatcher.store.messages import (
     free_key,
     free_key_without_message,
-    keyed_messages,
     take_keys_over,
     unsent,
+    with_keys,
 )
-from dispatcher.store.schema import AS_NAMED, KEYED, Addition, Tables, to_keyed, to_message, to_row
+from dispatcher.store.schema import AS_NAMED, KEYED, Addition, Tables, to_keyed, to_row
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
@@ -132,31 +132,19 @@ class JoinedTransaction(Generic[T]):
         self._insert_key = insert_if_absent(tables.keys)
         self._was_asked = False
 
-    def with_keys(self, keys: Iterable[str]) -> dict[str, tuple[Message, str]]:
-        messages = ((key, self._with_key(key)) for key in keys)
-        return {key: message for key, message in messages if message is not None}
-
-    def _with_key(self, idempotency_key: str) -> tuple[Message, str] | None:
-        """Return the message that has the key, as this transaction sees it, and its fingerprint.
-
-        The keys are asked first: a look at the messages locks the partitions of all days.
-        """
-        is_it = self._tables.keys.c.idempotency_key == idempotency_key
-        queries: tuple[Select[Any], ...] = (
-            select(self._tables.keys.c.message_id).where(is_it),
-            keyed_messages(self._tables).where(is_it),
-        )
+    def with_keys(self, keys: Sequence[str]) -> dict[str, tuple[Message, str]]:
+        """Return the messages that have these keys, as this transaction sees them."""
+        has_key = one_of(self._tables.keys.c.idempotency_key, keys)
         looks_past = self._backend.sees_a_snapshot and self._was_asked
         self._was_asked = True
-        row: Row[Any] | None = None
+
+        def read(query: Select[Any]) -> Sequence[Row[Any]]:
+            # A message may be younger than the snapshot; only a lock looks past that.
+            locked = query.with_for_update(read=True) if looks_past else query
+            return self._connection.execute(locked.where(has_key), execution_options=AS_NAMED).all()
+
         with self._undone_alone():
-            for query in queries:
-                # It may be younger than the snapshot; only a lock looks past that.
-                locked = query.with_for_update(read=True) if looks_past else query
-                row = self._connection.execute(locked, execution_options=AS_NAMED).one_or_none()
-                if row is None:
-                    return None
-        return (to_message(row), row.fingerprint) if row is not None else None
+            return with_keys(self._tables, read)
 
     def unsent(self, messages: Sequence[Message]) -> set[UUID]:
         with self._undone_alone():

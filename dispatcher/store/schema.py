@@ -224,6 +224,12 @@ class Tables:
         guard = (messages.c.move_token, messages.c.tail, database_now().label("read_at"))
         self.movable = self.stored.add_columns(*guard)
         """The query of what ``to_movable`` makes messages of."""
+        self.keyed = (
+            sa.select(*self.message_columns, self.keys.c.fingerprint)
+            .select_from(self.keys)
+            .join(messages, messages.c.id == self.keys.c.message_id)
+        )
+        """The query of messages that have an idempotency key."""
         self.is_scheduled = self.has_status(Status.SCHEDULED)
         self.is_notification_due: sa.ColumnElement[bool] = sa.literal_column(NOTIFICATION_DUE)
         self.is_unreleased: sa.ColumnElement[bool] = sa.literal_column(UNRELEASED)
