@@ -116,15 +116,13 @@ def test_submitting_does_what_it_says(place: Path) -> None:
 
 
 def test_coming_from_others_does_what_it_says(place: Path, redis_server: RedisServer) -> None:
-    text = page("docs/coming-from.md")
+    text = page("docs/comparison.md")
     [settings] = blocks(text, 'toml title="dispatcher.toml"')
     (place / "dispatcher.toml").write_text(settings)
-    for block in blocks(text, 'python title="before"'):
-        compile(block, "before", "exec")
     opened()
     assert _HERE in text
     text = text.replace(_HERE, f"redis.Redis.from_url({redis_server.url!r})")
-    names = run(text.replace('```python title="after"', "```python"))
+    names = run(text)
     with names["dispatcher"] as dispatcher:
         assert names["told"].lines == 9
         assert dispatcher.count(status=Status.CANCELLED) == 2
