@@ -9,7 +9,7 @@
     async def remind(ours: Annotated[Dispatcher, Depends(dispatcher())]) -> None:
         await ours.asubmit(...)
 
-docs/frameworks.md shows all.
+docs/existing-project.md shows all.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@
     def remind() -> dict[str, str]:
         message = dispatcher().submit(...)
 
-docs/frameworks.md shows all.
+docs/existing-project.md shows all.
 """
 
 from __future__ import annotations
