@@ -21,11 +21,12 @@ from dispatcher.store.engines import engine_of
 from dispatcher.store.engines.base import is_added, transaction
 from dispatcher.store.engines.errors import (
     cause,
+    is_broken,
     refused_by_driver,
     takes_no_writes,
     unavailable,
     was_conflict,
-    worth_another_try,
+    was_undone,
 )
 from dispatcher.store.engines.types import insert_if_absent, one_of
 from dispatcher.store.schema import tables_named
@@ -33,7 +34,8 @@ from dispatcher.store.schema import tables_named
 T = TypeVar("T")
 
 _CONNECTIONS, _KEPT_OPEN = 32, 5
-_TRIES = 3
+_TRIES = 6
+"""Of what fails at once by a conflict; half as many of what may have been waited for."""
 _APART_SECONDS = 0.005
 _VALUES_AT_ONCE = 5_000
 
@@ -47,7 +49,8 @@ class Database:
     """Runs pieces of work on pooled connections in autocommit mode. Raises StoreUnavailable.
 
     Every piece of work must be safe to run again: when the connection breaks, it is run up to two
-    more times, because it may have been done; up to five where other transactions are in the way.
+    more times, because it may have been done, and as often after a wait for a lock that was too
+    long; up to five more times after a conflict with another transaction.
     """
 
     def __init__(
@@ -104,7 +107,7 @@ class Database:
 
         With ``once`` not again when the connection breaks.
         """
-        broken = conflicts = 0
+        tries = 0
         while True:
             try:
                 with (
@@ -113,16 +116,14 @@ class Database:
                 ):
                     return work(connection)
             except (StatementError, PoolTimeout) as error:
-                if was_conflict(error):
-                    conflicts += 1
-                else:
-                    broken += _TRIES if once else 1
-                if not worth_another_try(error) or _TRIES in (broken, conflicts // 2):
+                tries += 1 if was_conflict(error) else 2
+                may_try = was_undone(error) or (is_broken(error) and not once)
+                if not may_try or tries >= _TRIES:
                     raise unavailable(error, self.url) from cause(error)
             except (UnicodeError, OverflowError) as error:
                 raise refused_by_driver(error) from None
             # Not for security: so that two that met do not meet again.
-            time.sleep(random.uniform(0, conflicts * _APART_SECONDS))  # noqa: S311
+            time.sleep(random.uniform(0, tries * _APART_SECONDS))  # noqa: S311
 
     def try_once(
         self, statement: sa.Executable, values: Mapping[str, Any]

@@ -13,7 +13,6 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from dispatcher.errors import (
     MessageChanged,
@@ -26,13 +25,7 @@ from dispatcher.errors import (
 from dispatcher.message import Attempt, Body, Message, Outcome, Status
 from dispatcher.store.database import Database
 from dispatcher.store.engines.base import InsertFailed, Prepared, is_added, transaction
-from dispatcher.store.engines.errors import (
-    cause,
-    is_broken,
-    takes_no_writes,
-    unavailable,
-    worth_another_try,
-)
+from dispatcher.store.engines.errors import is_broken, takes_no_writes
 from dispatcher.store.engines.types import (
     Instant,
     database_now,
@@ -162,36 +155,40 @@ class Messages:
         ``perhaps_stored``: an earlier call may have stored this one. Raises StoreUnavailable when
         nothing was stored, Suppressed, GivenUp, OutcomeUnknown.
         """
-        message, unknown = addition.message, False
-        is_keyed = message.idempotency_key is not None
+        is_keyed, unknown = addition.message.idempotency_key is not None, False
         insert = self._insert_keyed_directly if is_keyed else self._insert_directly
         if insert is not None and not perhaps_stored and addition.supersedes is None:
             try:
                 if insert((*to_values(addition), addition.fingerprint)):
-                    return message
+                    return addition.message
             except InsertFailed as failed:
                 unknown = failed.perhaps_done
-        tries = _ADD_TRIES - 1 if unknown else _ADD_TRIES
-        for tries_left in reversed(range(tries)):
-            was_connected = False
+        return self._add_in_steps(addition, unknown=unknown)
+
+    def _add_in_steps(self, addition: Addition, *, unknown: bool) -> Message:
+        message = addition.message
+
+        def work(connection: sa.Connection) -> Message | Addition:
+            nonlocal unknown
             try:
-                with self._database.engine.connect() as connection:
-                    was_connected = True
-                    if self._try_insert(connection, addition):
-                        return message
-                    stored = self._stored(connection, addition)
-                if isinstance(stored, Message):
-                    # Perhaps the row is this call's own, whose answer was lost.
-                    return message if unknown and stored.id == message.id else stored
-                addition = stored
-            except (DBAPIError, PoolTimeout) as error:
-                unknown |= was_connected and is_broken(error) and not takes_no_writes(error)
-                if tries_left and was_connected and worth_another_try(error):
-                    continue
-                failure = unavailable(error)
-                if unknown:
-                    raise OutcomeUnknown(failure.reason, message.id) from cause(error)
-                raise failure from cause(error)
+                if self._try_insert(connection, addition):
+                    return message
+                return self._stored(connection, addition)
+            except DBAPIError as error:
+                unknown |= is_broken(error) and not takes_no_writes(error)
+                raise
+
+        for _ in range(_ADD_TRIES):
+            try:
+                stored = self._database.run(work)
+            except StoreUnavailable as error:
+                if unknown and not error.refused:
+                    raise OutcomeUnknown(error.reason, message.id) from error.__cause__
+                raise
+            if isinstance(stored, Message):
+                # Perhaps the row is this call's own, whose answer was lost.
+                return message if unknown and stored.id == message.id else stored
+            addition = stored
         problem = "other calls kept freeing and taking the idempotency key"
         raise StoreUnavailable(problem, remedy="try again")
 

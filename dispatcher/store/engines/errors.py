@@ -69,9 +69,10 @@ _LACKS_A_RIGHT = frozenset({"42501", 1142, 1143, 1227, 1370})
 _NO_SUCH_TABLE = frozenset({"42P01", "42703", 1146, 1054})
 _NO_SUCH_IN_SQLITE = re.compile(r"no such table|no such column|table \w+ has no column")
 _NOT_REACHED = frozenset({2002, 2003, 2005})
-# Deadlock, serialization failure. MariaDB: changed since the snapshot, a wait for a lock too long.
-_UNDONE = frozenset({"40P01", "40001", 1020, 1205, 1213})
-"""The database undid the transaction and says so."""
+_CONFLICTS = frozenset({"40P01", "40001", 1020, 1213})
+"""A deadlock, a serialization failure, or, on MariaDB, a change since the snapshot."""
+_UNDONE = _CONFLICTS | {1205}
+"""The database undid the transaction and says so; on MariaDB also after a wait for a lock."""
 
 _DEMOTED = frozenset({"25006", 1290, 1792, 1836})
 """A server takes no writes: it was demoted, and its name leads, or will lead, to another one."""
@@ -162,10 +163,6 @@ def cause(error: SQLAlchemyError) -> SQLAlchemyError | None:
     return None if quotes or isinstance(error, IntegrityError | DataError) else error
 
 
-def worth_another_try(error: SQLAlchemyError) -> bool:
-    return is_broken(error) or was_conflict(error)
-
-
 def is_broken(error: SQLAlchemyError) -> bool:
     return isinstance(error, DBAPIError) and error.connection_invalidated
 
@@ -175,6 +172,10 @@ def takes_no_writes(error: BaseException | None) -> bool:
 
 
 def was_conflict(error: SQLAlchemyError) -> bool:
+    return isinstance(error, DBAPIError) and code_of(error) in _CONFLICTS
+
+
+def was_undone(error: SQLAlchemyError) -> bool:
     """Whether another transaction was in the way: the database has undone this one."""
     return isinstance(error, DBAPIError) and code_of(error) in _UNDONE
 
