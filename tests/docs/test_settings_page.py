@@ -22,7 +22,7 @@ PAGE = Path(__file__).parents[2] / "docs/reference/settings.md"
 HEAD = """# Settings
 
 Each setting comes from the first that has it: an argument of `Settings.load`, the environment, \
-`dispatcher.toml`, the default below. In the environment a setting is written in capitals after \
+`dispatcher.toml`, the default, which stands below after what it takes. In the environment a setting is written in capitals after \
 `DISPATCHER_`, with two underscores before the name within a table: \
 `DISPATCHER_CHANNELS__SMS__TRANSPORT=file`. A length is a number of seconds, or a text such as \
 `"30 days"`; a list in an environment variable has commas between its entries.
@@ -56,7 +56,7 @@ def meanings(model: type[BaseModel]) -> dict[str, str]:
             assert isinstance(text, ast.Expr), f"{field.target.id} has no docstring"
             assert isinstance(text.value, ast.Constant)
             plain = re.sub(r":\w+:(?=`)", "", str(text.value.value)).replace("``", "`")
-            found[field.target.id] = " ".join(plain.split()).replace("|", r"\|")
+            found[field.target.id] = " ".join(plain.split())
     return found
 
 
@@ -93,13 +93,14 @@ def shown(default: object) -> str:
 def lines() -> Iterator[str]:
     yield HEAD
     for title, (model, told) in PARTS.items():
-        yield f"## {title}\n\n{told}\n\n| setting | takes | default | meaning |\n|---|---|---|---|"
+        yield f"## {title}\n\n{told}\n"
         schema, meaning = model.model_json_schema()["properties"], meanings(model)
         for name, field in model.model_fields.items():
-            default = "**needed**" if field.is_required() else ""
+            default = "needed" if field.is_required() else ""
             if not default and field.default_factory is None:
                 default = shown(field.default)
-            yield f"| `{name}` | {takes(schema[name])} | {default} | {meaning[name]} |"
+            kind = "; ".join(filter(None, [takes(schema[name]), default]))
+            yield f"- **`{name}`** ({kind}): {meaning[name]}"
         yield ""
     yield TAIL
 
