@@ -22,8 +22,9 @@ PAGE = Path(__file__).parents[2] / "docs/reference/settings.md"
 HEAD = """# Settings
 
 Each setting comes from the first that has it: an argument of `Settings.load`, the environment, \
-`dispatcher.toml`, the default, which stands below after what it takes. In the environment a setting is written in capitals after \
-`DISPATCHER_`, with two underscores before the name within a table: \
+`dispatcher.toml`, the default, which stands below after what it takes. In the environment a \
+setting is written in capitals after `DISPATCHER_`, with two underscores before the name within a \
+table: \
 `DISPATCHER_CHANNELS__SMS__TRANSPORT=file`. A length is a number of seconds, or a text such as \
 `"30 days"`; a list in an environment variable has commas between its entries.
 """
