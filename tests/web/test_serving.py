@@ -7,6 +7,7 @@ import json
 import re
 import socket
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -26,18 +27,14 @@ from starlette.routing import Mount
 
 from dispatcher import Dispatcher, InvalidValue
 from dispatcher.faults import arm
-from dispatcher.times.clock import SystemClock
 from dispatcher.web import Loopback, api, page
 from dispatcher.web.access import add_key
 from dispatcher.web.pages import SERVER_OPTIONS, beside
 from tests.support.django_project import shop
-from tests.support.environment import child_environment
 from tests.support.house import House
 from tests.support.house_fixtures import Build
-from tests.support.nodes import free_port
-from tests.support.processes import command_line
 from tests.support.soak import a_third_of
-from tests.support.waiting import DEADLINE, wait_until
+from tests.support.waiting import wait_until
 from tests.web.conftest import ON_SQLITE
 from tests.web.test_messages import key, new
 
@@ -145,40 +142,14 @@ def test_a_submit_is_done_though_its_caller_has_gone(house: House, tmp_path: Pat
         assert str(message.id) == again.json()["id"]
 
 
-WARM_UP = 1_000
+FIRST, ALL = 1_000, 4_000
 TEXT = "x" * 4_000
 
 
-@pytest.fixture
-def server(build: Build, tmp_path: Path) -> Iterator[tuple[House, int, int]]:
-    """Give a house, and the port and the process id of `dispatcher serve` on it."""
-    house = build(clock=SystemClock())
-    port, log = free_port(), tmp_path / "serve.log"
-    log.touch()
-    arguments = ["serve", "--port", str(port)]
-    process = command_line(arguments, log, tmp_path, child_environment(house.settings))
-    try:
-        wait_until(lambda: "running on" in log.read_text())
-        assert process.pid is not None
-        yield house, port, process.pid
-    finally:
-        process.terminate()
-        process.join()
-
-
-def memory(pid: int, name: str) -> int:
-    """Return a figure of a process's memory in bytes: VmRSS now, VmHWM the highest so far."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    [kilobytes] = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
-    return int(kilobytes) * 1_024
-
-
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells peaks alone")
-@pytest.mark.parametrize("line_count", [4_000, pytest.param(20_000, marks=pytest.mark.long)])
 def test_verdicts_come_while_lines_are_sent_and_memory_does_not_grow(
-    server: tuple[House, int, int], line_count: int
+    house: House, caplog: pytest.LogCaptureFixture
 ) -> None:
-    house, port, pid = server
+    caplog.set_level("WARNING", "dispatcher")  # pytest keeps what is logged
     _, token = add_key(house.parts.api_keys, "shop")
     headers = {
         "Authorization": f"Bearer {token}",
@@ -187,35 +158,40 @@ def test_verdicts_come_while_lines_are_sent_and_memory_does_not_grow(
     }
 
     def chunk(first: int, count: int) -> bytes:
-        asked = {"channel": "memory", "body": {"text": TEXT}, "send_in_seconds": 86_400}
         numbers = range(first, first + count)
-        lines = [json.dumps(asked | {"recipient": f"r{number}"}) for number in numbers]
+        lines = [json.dumps(new(f"r{number}", body={"text": TEXT})) for number in numbers]
         text = "\n".join(lines).encode() + b"\n"
         return b"%x\r\n%s\r\n" % (len(text), text)
 
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=3 * DEADLINE)) as caller:
+    with (
+        beside(api(house.dispatcher)) as address,
+        closing(http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)) as caller,
+    ):
         caller.putrequest("POST", "/v1/messages/batch")
         for name, value in headers.items():
             caller.putheader(name, value)
-        caller.endheaders(chunk(0, WARM_UP))
+        caller.endheaders(chunk(0, FIRST))
         answer = caller.getresponse()
         read = [json.loads(answer.readline())["status"]]
         # The rest of the call is not sent yet.
         assert read == [201]
-        Path(f"/proc/{pid}/clear_refs").write_text("5")  # VmHWM begins again
-        before = memory(pid, "VmRSS")
 
         def send() -> None:
-            for first in range(WARM_UP, line_count, 100):
+            for first in range(FIRST, ALL, 100):
                 caller.send(chunk(first, 100))
             caller.send(b"0\r\n\r\n")
 
-        sender = Thread(target=send)
-        sender.start()
-        read += [json.loads(line)["status"] for line in answer]
-        sender.join()
-    assert read == [201] * line_count
-    assert memory(pid, "VmHWM") - before < 6_000_000
+        tracemalloc.start()
+        try:
+            sender = Thread(target=send)
+            sender.start()
+            read += [json.loads(line)["status"] for line in answer]
+            sender.join()
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert read == [201] * ALL
+    assert most < 8_000_000, "of the 12 MB of the rest, and of the answers to them"
 
 
 PREFIX = "/ops/later"
