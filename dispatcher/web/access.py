@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
+from dispatcher import Wanted
 from dispatcher.app import App
 from dispatcher.errors import InvalidValue, LimitersUnavailable, MessageNotFound, quoted
 from dispatcher.limiters import Limiter, parse
 from dispatcher.message import Draft, Message, check_text
 from dispatcher.problems import limit_headers
 from dispatcher.scope import is_recipient_kind
-from dispatcher.selection import Wanted, id_of
+from dispatcher.selection import id_of
 from dispatcher.store.api import ApiKey, ApiKeys, Sessions
 from dispatcher.store.schema import PAUSED_RECIPIENT, Movable
 from dispatcher.times.clock import SystemClock

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from dispatcher import Pause, Suppression, Timeline, Wanted
 from dispatcher.client import selection_of
 from dispatcher.errors import (
     DispatcherError,
@@ -28,9 +29,7 @@ from dispatcher.errors import (
     quoted,
 )
 from dispatcher.message import Draft, Message, Rejection, json_problem
-from dispatcher.reservation.timeline import Timeline
-from dispatcher.selection import Selection, Wanted, id_of, read_scopes
-from dispatcher.store.lists import Pause, Suppression
+from dispatcher.selection import Selection, id_of, read_scopes
 from dispatcher.store.schema import Movable
 from dispatcher.times import send_time
 from dispatcher.times.clock import SystemClock

@@ -15,15 +15,9 @@ from uuid import UUID
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 from pydantic_core import PydanticKnownError
 
-from dispatcher.message import Draft, Message, OnConflict, OnUnknown, Status
-from dispatcher.message import Plan as PlanOfDrafts
-from dispatcher.operations.overview import LoadToCome, Overview
+from dispatcher import Erased, LoadToCome, Overview, Pause, Refusals, Suppression, Timeline
+from dispatcher.message import Draft, Message, OnConflict, OnUnknown, Plan, Status
 from dispatcher.quota import CalendarQuota, Quota
-from dispatcher.reservation.refusals import Refusals
-from dispatcher.reservation.timeline import Timeline
-from dispatcher.store.lists import Pause
-from dispatcher.store.lists import Suppression as StoredSuppression
-from dispatcher.submission.lists import Erased
 from dispatcher.telemetry.journal import StreamEntry
 from dispatcher.web.access import Caller, Right
 
@@ -215,7 +209,7 @@ class PlanOut(Out):
     promised: dict[datetime, int]
 
     @classmethod
-    def of(cls, plan: PlanOfDrafts, problem_of: Callable[[Any], Json]) -> Self:
+    def of(cls, plan: Plan, problem_of: Callable[[Any], Json]) -> Self:
         fields = {name: getattr(plan, name) for name in cls.model_fields}
         fields["rejections"] = [
             Rejected(number=rejection.number, problem=problem_of(rejection.error))
@@ -288,7 +282,7 @@ class SuppressionOut(Out):
     created_at: datetime
 
     @classmethod
-    def of(cls, stored: StoredSuppression, caller: Caller, digest: Digest) -> Self:
+    def of(cls, stored: Suppression, caller: Caller, digest: Digest) -> Self:
         shown = stored._asdict()
         return cls(**_recipient(shown.pop("recipient"), caller, digest), **shown)
 

@@ -18,6 +18,7 @@ from zoneinfo import ZoneInfo
 
 from starlette.responses import Response
 
+from dispatcher import LastRefusal, Pause, Timeline
 from dispatcher.errors import (
     DispatcherError,
     InvalidDraft,
@@ -29,9 +30,7 @@ from dispatcher.errors import (
 )
 from dispatcher.message import Draft, Message
 from dispatcher.problems import status_of
-from dispatcher.reservation.refusals import LastRefusal
-from dispatcher.reservation.timeline import QuotaTimeline, Span, Timeline
-from dispatcher.store.lists import Pause
+from dispatcher.reservation.timeline import QuotaTimeline, Span
 from dispatcher.times import send_time, zones
 from dispatcher.times.send_time import from_ms, to_ms
 from dispatcher.web.access import Right

@@ -12,6 +12,7 @@ from typing import NamedTuple, cast, get_args
 
 from starlette.responses import Response
 
+from dispatcher import ChannelLoad, LoadedMinute, LoadToCome
 from dispatcher.errors import (
     InvalidDraft,
     InvalidValue,
@@ -19,7 +20,7 @@ from dispatcher.errors import (
     StoreUnavailable,
 )
 from dispatcher.message import STATUSES, check_text
-from dispatcher.operations.overview import By, ChannelLoad, LoadedMinute, LoadToCome
+from dispatcher.operations.overview import By
 from dispatcher.problems import status_of
 from dispatcher.scope import WITHOUT
 from dispatcher.store.listing import Of

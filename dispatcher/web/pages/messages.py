@@ -11,6 +11,7 @@ from uuid import UUID
 
 from starlette.responses import Response
 
+from dispatcher import Wanted
 from dispatcher.errors import (
     DispatcherError,
     InvalidDraft,
@@ -22,7 +23,7 @@ from dispatcher.errors import (
 from dispatcher.message import Message, Status, check_text, reason_of
 from dispatcher.problems import status_of
 from dispatcher.quota import parse_length
-from dispatcher.selection import Selection, Wanted
+from dispatcher.selection import Selection
 from dispatcher.store.listing import StoredVersion
 from dispatcher.store.schema import Movable
 from dispatcher.submission.changes import NewTime

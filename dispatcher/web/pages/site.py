@@ -29,6 +29,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dispatcher import Pause, Wanted
 from dispatcher.app import App
 from dispatcher.client import Dispatcher, app_of, for_pages, selection_of
 from dispatcher.errors import (
@@ -42,9 +43,8 @@ from dispatcher.errors import (
 )
 from dispatcher.problems import headers_of, problem_of, status_of
 from dispatcher.scope import of_channel, of_scope_on
-from dispatcher.selection import Selection, Wanted, id_of
+from dispatcher.selection import Selection, id_of
 from dispatcher.settings import like
-from dispatcher.store.lists import Pause
 from dispatcher.store.schema import Movable
 from dispatcher.telemetry.journal import digest_with
 from dispatcher.times import send_time, zones
