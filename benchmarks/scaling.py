@@ -128,24 +128,24 @@ def billion(costs: Costs) -> Iterator[str]:
     p99, longest = lateness(due, workers * 1_000 / costs.deliver * BUSY)
     hour = max(sum(due[start : start + 3_600]) for start in range(0, DAY, 3_600)) / 3_600
     mean = a_day / DAY
-    yield "| | |"
-    yield "|---|---|"
-    yield f"| sends a day | {amount(a_day)} |"
-    peaks = f"{mean:,.0f}/s, {hour:,.0f}/s, {max(due):,.0f}/s"
-    yield f"| mean, busiest hour, busiest second | {peaks} |"
-    yield f"| workers, one core each | {workers} |"
-    yield f"| lateness with them: p99, longest | {p99:.1f} s, {longest:.1f} s |"
-    yield f"| submitting processes, at the mean rate | {processes(costs.submit, mean)} |"
+    yield (
+        f"- sends a day {amount(a_day)}; mean {mean:,.0f}/s, busiest hour {hour:,.0f}/s, "
+        f"busiest second {max(due):,.0f}/s"
+    )
+    yield (
+        f"- workers of one core: {workers}; lateness p99 {p99:.1f} s, longest {longest:.1f} s; "
+        f"submitting processes: {processes(costs.submit, mean)}"
+    )
     redis_cores = cores(costs.submit_redis, mean) + cores(costs.deliver_redis, hour)
-    yield f"| Redis: cores in the busiest hour | {redis_cores:.1f} |"
     memory = (SCHEDULED + 2 * a_day) * costs.reservation_bytes
-    yield f"| Redis: memory, one reservation a recipient | {amount(memory, 'B')} |"
+    yield f"- Redis in the busiest hour: {redis_cores:.1f} cores, {amount(memory, 'B')}"
     sql = cores(costs.submit_sql, mean) + cores(costs.deliver_sql, hour)
-    yield f"| PostgreSQL: cores in the busiest hour | {sql:.1f} |"
-    yield f"| PostgreSQL: live rows | {amount(SCHEDULED * costs.live_bytes, 'B')} |"
     kept = a_day * RETENTION_DAYS
-    yield f"| PostgreSQL: {amount(kept)} rows kept | {amount(kept * costs.ended_bytes, 'B')} |"
-    yield f"| WAL a day | {amount(a_day * costs.wal_bytes, 'B')} |"
+    yield (
+        f"- PostgreSQL in the busiest hour: {sql:.1f} cores; live rows "
+        f"{amount(SCHEDULED * costs.live_bytes, 'B')}, {amount(kept)} rows kept "
+        f"{amount(kept * costs.ended_bytes, 'B')}, WAL a day {amount(a_day * costs.wal_bytes, 'B')}"
+    )
 
 
 if __name__ == "__main__":
