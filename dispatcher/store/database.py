@@ -6,7 +6,6 @@ import json
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, Self, TypeVar
 
 import sqlalchemy as sa
@@ -100,20 +99,12 @@ class Database:
     def close(self) -> None:
         self.engine.dispose()
 
-    def run(
-        self, work: Callable[[sa.Connection], T], *, once: bool = False, begin: str | None = None
-    ) -> T:
-        """Do a piece of work, in a transaction where a statement to ``begin`` it is given.
-
-        With ``once`` not again when the connection breaks.
-        """
+    def run(self, work: Callable[[sa.Connection], T], *, once: bool = False) -> T:
+        """Do a piece of work; with ``once`` not again when the connection breaks."""
         tries = 0
         while True:
             try:
-                with (
-                    self.engine.connect() as connection,
-                    transaction(connection, begin) if begin else nullcontext(),
-                ):
+                with self.engine.connect() as connection:
                     return work(connection)
             except (StatementError, PoolTimeout) as error:
                 tries += 1 if was_conflict(error) else 2
@@ -141,7 +132,11 @@ class Database:
         return self.run(work)
 
     def transact(self, work: Callable[[sa.Connection], T], *, once: bool = False) -> T:
-        return self.run(work, once=once, begin=self.backend.begin)
+        def whole(connection: sa.Connection) -> T:
+            with transaction(connection, self.backend.begin):
+                return work(connection)
+
+        return self.run(whole, once=once)
 
     def read(self, query: sa.Select[*tuple[Any, ...]]) -> Sequence[sa.Row[*tuple[Any, ...]]]:
         return self.run(lambda connection: connection.execute(query).all())
