@@ -278,7 +278,7 @@ class StoreMaintenance:
         """
         backend, messages = self._database.backend, self._tables.messages
         attempts, since = self._tables.attempts, messages.c.next_attempt_at
-        until = backend.pruned_until(older_than)
+        until = later(database_now(), -backend.kept_for(older_than))
         kinds = (
             (messages.c.finished_at, messages.c.finished_at <= until),
             (since, sa.and_(self._tables.is_void, since <= until)),

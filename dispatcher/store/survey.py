@@ -93,12 +93,12 @@ class StoreSurvey:
 
     def not_pruned(self, *, retention: timedelta) -> timedelta:
         """Return how long ago ``prune`` should have deleted a message, the first one; 0 if none."""
-        tables, backend = self._tables, self.database.backend
-        ended = tables.messages.c.finished_at
-        is_old = ended <= backend.pruned_until(retention)
-        query = select(ended, database_now()).where(is_old, tables.is_prunable)
-        for first, present in self.database.read(query.order_by(ended).limit(1)):
-            late: timedelta = present - backend.pruned_at(first, retention)
+        kept_for = self.database.backend.kept_for(retention)
+        ended, now = self._tables.messages.c.finished_at, database_now()
+        is_old = ended <= later(now, -kept_for)
+        query = select(ended, now).where(is_old, self._tables.is_prunable).order_by(ended).limit(1)
+        for first, present in self.database.read(query):
+            late: timedelta = present - first - kept_for
             return late
         return timedelta(0)
 

@@ -168,7 +168,7 @@ def test_messages_that_should_be_deleted_and_are_not(house: House) -> None:
     house.change([young], status=Status.CANCELLED.value, finished_at=now - retention - 2 * HOUR)
     judged(house, "work.prune", OK)
     house.change([message], status=Status.SENT.value, finished_at=ended)
-    whole = (SystemClock().now() - backend.pruned_at(ended, retention)) // HOUR
+    whole = (SystemClock().now() - ended - backend.kept_for(retention)) // HOUR
     judged(house, "work.prune", WARNING, f"`prune` is {timedelta(hours=whole)}"[:-6])
     assert house.parts.sweep.prune() == 1
     judged(house, "work.prune", OK)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from datetime import date, datetime, timedelta
+from datetime import date, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from dispatcher.store.engines.errors import code_of
-from dispatcher.store.engines.types import Instant, database_now, later
+from dispatcher.store.engines.types import Instant
 
 if TYPE_CHECKING:
     from alembic.ddl.impl import DefaultImpl
@@ -324,11 +324,9 @@ class StoreEngine(ABC):
     ) -> list[date]:
         return []
 
-    def pruned_until(self, retention: timedelta) -> sa.ColumnElement[datetime]:
-        return cast("sa.ColumnElement[datetime]", later(database_now(), -retention))
-
-    def pruned_at(self, ended_at: datetime, retention: timedelta) -> datetime:
-        return ended_at + retention
+    def kept_for(self, retention: timedelta) -> timedelta:
+        """Return how long after its end a message is deleted, where no partition takes it along."""
+        return retention
 
     def skip_applied_statements(self, impl: DefaultImpl, tables: Tables) -> None:  # noqa: B027
         """Prepare Alembic for a migration that an earlier one may have begun."""

@@ -24,7 +24,6 @@ from sqlalchemy.exc import DBAPIError
 
 from dispatcher.store.engines.base import StoreEngine, pages, transaction
 from dispatcher.store.engines.errors import code_of
-from dispatcher.store.engines.types import database_now, later
 from dispatcher.store.schema import AS_NAMED, CLOCK_STEP, Tables
 from dispatcher.times.send_time import from_ms
 
@@ -137,15 +136,8 @@ class PartitionedEngine(StoreEngine):
         near = sa.select(row.id).where(row.id.between(first, max(ids)), row.finished_at >= since)
         return set(ids).intersection(connection.scalars(near, execution_options=AS_NAMED))
 
-    def pruned_until(self, retention: timedelta) -> sa.ColumnElement[datetime]:
-        if retention < _LEAST:
-            return super().pruned_until(retention)
-        return sa.func.date_trunc("day", later(database_now(), -retention - _TO_DROP_IT), "UTC")
-
-    def pruned_at(self, ended_at: datetime, retention: timedelta) -> datetime:
-        if retention < _LEAST:
-            return super().pruned_at(ended_at, retention)
-        return retention + _midnight(ended_at.date() + _DAY) + _TO_DROP_IT
+    def kept_for(self, retention: timedelta) -> timedelta:
+        return retention if retention < _LEAST else retention + _DAY + _TO_DROP_IT
 
     def keep_days(
         self, connection: sa.Connection, tables: Tables, retention: timedelta
