@@ -24,6 +24,7 @@ from sqlalchemy.exc import DBAPIError
 
 from dispatcher.store.engines.base import StoreEngine, pages, transaction
 from dispatcher.store.engines.errors import code_of
+from dispatcher.store.engines.types import one_of
 from dispatcher.store.schema import AS_NAMED, CLOCK_STEP, Tables
 from dispatcher.times.send_time import from_ms
 
@@ -346,13 +347,6 @@ def _free_keys(connection: sa.Connection, rows: sa.TableClause, tables: Tables) 
     keys = tables.keys
     query = sa.select(rows.c.id, rows.c.idempotency_key).where(rows.c.idempotency_key.is_not(None))
     for page in pages(connection.execute, query, [rows.c.id], _ROWS_AT_ONCE):
-        old = (
-            sa.func.unnest(
-                sa.literal([row.id for row in page], sa.ARRAY(sa.Uuid())),
-                sa.literal([row.idempotency_key for row in page], sa.ARRAY(sa.Text())),
-            )
-            .table_valued(sa.column("id", sa.Uuid()), sa.column("key", sa.Text()), name="old")
-            .render_derived()
-        )
-        is_old = (keys.c.idempotency_key == old.c.key, keys.c.message_id == old.c.id)
-        connection.execute(sa.delete(keys).where(*is_old))
+        is_old = one_of(keys.c.idempotency_key, [row.idempotency_key for row in page])
+        is_theirs = one_of(keys.c.message_id, [row.id for row in page])
+        connection.execute(sa.delete(keys).where(is_old, is_theirs))
