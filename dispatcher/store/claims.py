@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from functools import partial
+from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple
 from uuid import UUID, uuid4
 
@@ -13,6 +14,7 @@ import sqlalchemy as sa
 
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.store.database import Database
+from dispatcher.store.engines.base import Prepared
 from dispatcher.store.engines.types import Instant, database_now, id_type, later, one_of
 from dispatcher.store.lists import REASON
 from dispatcher.store.schema import MOST_ATTEMPTS, Tables, to_message
@@ -89,7 +91,7 @@ class AttemptEnd(NamedTuple):
 
     of: UUID
     by: int
-    outcome: Outcome
+    outcome: str
     error: str | None = None
     receipt: str | None = None
     ended_at: datetime | None = None
@@ -251,17 +253,20 @@ class Claims:
         rows = self._locked.take(connection, [*sent, *failed])
         ends = [
             *(
-                AttemptEnd(*each.claim.attempt, each.outcome, None, each.receipt)
-                for each in successes
+                AttemptEnd(*success.claim.attempt, Outcome.SENT.value, None, success.receipt)
+                for success in successes
             ),
-            *(AttemptEnd(*each.claim.attempt, each.outcome, each.error) for each in failures),
+            *(
+                AttemptEnd(*failure.claim.attempt, failure.outcome.value, failure.error)
+                for failure in failures
+            ),
         ]
         for success in successes:
             row, token = rows.get(success.claim.message.id), success.claim.token
             if row is not None and row.may_be_sent(token):
                 if row.status is Status.SENDING and row.claim_token > token:
                     overtaken, ends_at = (row.id, row.claim_token), row.claim_expires_at
-                    ends.append(AttemptEnd(*overtaken, Outcome.UNKNOWN, ended_at=ends_at))
+                    ends.append(AttemptEnd(*overtaken, Outcome.UNKNOWN.value, ended_at=ends_at))
                 row.sent()
         for failure in failures:
             row = rows.get(failure.claim.message.id)
@@ -462,6 +467,8 @@ class LockedMessage:
 
 _READ = [each.name for each in fields(LockedMessage) if each.init]
 _WRITTEN = _READ[1 : _READ.index("channel")]
+_rest_of = attrgetter(*_WRITTEN[1:])
+"""What is written of a message behind its status."""
 
 
 class LockedMessages:
@@ -476,16 +483,19 @@ class LockedMessages:
         these = self.query.where(one_of(messages.c.id, "ids"), tables.is_message)
         self._any = these.order_by(messages.c.id).with_for_update()
         self._live = self._any.where(tables.is_live)
-        write = sa.update(messages).where(messages.c.id == sa.bindparam("of"))
-        self._write_ended = write.values(claimed_by=None, claim_expires_at=None)
-        self._write_live = self._write_ended.where(tables.is_live)
+        write = sa.update(messages).where(messages.c.id == sa.bindparam("of", type_=id_type()))
+        write = write.values(claimed_by=sa.null(), claim_expires_at=sa.null())
+        self._write_ended = Prepared(database.engine, write, [*_WRITTEN, "of"])
+        self._write_live = Prepared(database.engine, write.where(tables.is_live), [*_WRITTEN, "of"])
+        unknown = sa.literal_column(f"'{Outcome.UNKNOWN.value}'", sa.String())
         is_undecided = (
-            attempts.c.message_id == sa.bindparam("of"),
-            attempts.c.token == sa.bindparam("by"),
-            sa.or_(tables.is_under_way, attempts.c.outcome == Outcome.UNKNOWN.value),
+            attempts.c.message_id == sa.bindparam("of", type_=id_type()),
+            attempts.c.token == sa.bindparam("by", type_=sa.Integer()),
+            sa.or_(tables.is_under_way, attempts.c.outcome == unknown),
         )
         ended_at = sa.func.coalesce(sa.bindparam("ended_at", type_=Instant()), now)
-        self._end_attempt = sa.update(attempts).where(*is_undecided).values(finished_at=ended_at)
+        end = sa.update(attempts).where(*is_undecided).values(finished_at=ended_at)
+        self._end_attempt = Prepared(database.engine, end, AttemptEnd._fields)
         self._undo_attempt = sa.delete(attempts).where(*is_undecided)
 
     def take(self, connection: sa.Connection, ids: Sequence[UUID]) -> dict[UUID, LockedMessage]:
@@ -495,24 +505,19 @@ class LockedMessages:
 
     def write(self, connection: sa.Connection, messages: Iterable[LockedMessage]) -> None:
         changed = [message for message in messages if message.is_changed]
-        for statement, was_live in ((self._write_live, True), (self._write_ended, False)):
+        for update, was_live in ((self._write_live, True), (self._write_ended, False)):
             rows = [
-                {
-                    "of": message.id,
-                    **{name: getattr(message, name) for name in _WRITTEN},
-                    "status": message.status.value,
-                }
+                (message.status.value, *_rest_of(message), message.id)
                 for message in changed
                 if message.was_live is was_live
             ]
             if rows:
-                connection.execute(statement, rows)
+                update.run(connection, rows)
 
     def end_attempts(self, connection: sa.Connection, ends: Sequence[AttemptEnd]) -> None:
         """Note the outcomes of attempts that have none, or an unknown one."""
         if ends:
-            rows = [end._asdict() | {"outcome": end.outcome.value} for end in ends]
-            connection.execute(self._end_attempt, rows)
+            self._end_attempt.run(connection, ends)
 
     def undo_attempts(
         self, connection: sa.Connection, attempts: Sequence[tuple[UUID, int]]
@@ -523,4 +528,5 @@ class LockedMessages:
 
 
 def locked(rows: Iterable[sa.Row[Any]]) -> dict[UUID, LockedMessage]:
-    return {row.id: LockedMessage(**row._mapping) for row in rows}
+    made = (LockedMessage(*values) for values in map(tuple, rows))
+    return {message.id: message for message in made}

@@ -257,7 +257,7 @@ class StoreMaintenance:
                 row = rows.get(claim.message_id)
                 attempt = claim.message_id, claim.token
                 if claim.counts:
-                    counted.append(AttemptEnd(*attempt, Outcome.TEMPORARY, NOT_BEGUN))
+                    counted.append(AttemptEnd(*attempt, Outcome.TEMPORARY.value, NOT_BEGUN))
                 if row is None or not row.is_open_for(claim.token):
                     continue
                 if claim.counts:
