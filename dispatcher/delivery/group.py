@@ -86,7 +86,9 @@ class Delivery:
     stop_flag: StopFlag = field(default_factory=lambda: bytearray(1))
 
     def __post_init__(self) -> None:
-        self.pools = {name: self._pool(name, each) for name, each in self.transports.items()}
+        self.pools = {
+            name: self._pool(name, transport) for name, transport in self.transports.items()
+        }
         # Groups are due within coalesce; the task of one comes a little before the first.
         self._ahead = self.settings.coalesce + 2 * EARLY
         self._lasting = LastingSends()

@@ -459,9 +459,9 @@ def _take_words(legs: Sequence[_Leg], within: timedelta, at_ms: int) -> tuple[li
     closings = dict.fromkeys(leg.closing for leg in legs if leg.closing)
     places = dict(zip(closings, count(2 + 2 * len(logs))))
     described = [[kind.words(at_ms) for kind in kinds], [kinds[kind] for kind in logs.values()]]
-    wanted = [[places.get(leg.closing, 0), *(numbers[log] for log in leg.logs)] for leg in legs]
+    asked = [[places.get(leg.closing, 0), *(numbers[log] for log in leg.logs)] for leg in legs]
     names = [legs[0].keys.epoch, *logs, *map(line_of, logs), *closings]
-    return names, [within // MILLISECOND, json.dumps(described), json.dumps(wanted)]
+    return names, [within // MILLISECOND, json.dumps(described), json.dumps(asked)]
 
 
 def _channel(name: str) -> str:

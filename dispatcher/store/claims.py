@@ -114,10 +114,10 @@ class Claims:
         not_suppressed = ~tables.is_suppressed
         may_be_taken = not_suppressed if kept_back is None else sa.and_(not_suppressed, ~kept_back)
         messages, attempts = tables.messages, tables.attempts
-        these = one_of(messages.c.id, "ids")
-        self._wanted = _wanted(tables, sa.and_(these, may_be_taken))
-        self._take = _take(tables).where(these)
-        mine = sa.and_(these, messages.c.claimed_by == _MARK)
+        is_asked = one_of(messages.c.id, "ids")
+        self._claimable = _claimable(tables, sa.and_(is_asked, may_be_taken))
+        self._take = _take(tables).where(is_asked)
+        mine = sa.and_(is_asked, messages.c.claimed_by == _MARK)
         has_attempt = sa.select(sa.literal(1)).where(
             attempts.c.message_id == messages.c.id, attempts.c.token == messages.c.claim_token
         )
@@ -131,7 +131,7 @@ class Claims:
             .order_by(messages.c.next_attempt_at, messages.c.id)
         )
         # One statement each, where the database can; after a failure it is done step by step.
-        self._claim_at_once = backend.claim_at_once(tables, self._wanted, self._take)
+        self._claim_at_once = backend.claim_at_once(tables, self._claimable, self._take)
         self._record_at_once = backend.record_at_once(tables)
         self._put_back_at_once = backend.put_back_at_once(tables)
 
@@ -159,8 +159,8 @@ class Claims:
         self, connection: sa.Connection, values: Mapping[str, Any]
     ) -> Sequence[Any]:
         # Read first, because MariaDB changes no table that the same statement reads.
-        found = connection.scalars(self._wanted, values).all()
-        connection.execute(self._take, {**values, "ids": found})
+        ids = connection.scalars(self._claimable, values).all()
+        connection.execute(self._take, {**values, "ids": ids})
         connection.execute(self._insert_attempts, values)
         return connection.execute(self._mine, values).all()
 
@@ -190,7 +190,7 @@ class Claims:
             tables.is_suppressed.label("is_suppressed"),
         ).where(one_of(messages.c.id, message_ids), tables.is_scheduled)
         rows = self._database.read(read)
-        unwanted = [row.id for row in rows if row.is_suppressed]
+        suppressed = [row.id for row in rows if row.is_suppressed]
         expired = [row.id for row in rows if row.is_expired and not row.is_suppressed]
         return Unclaimed(
             {
@@ -200,7 +200,7 @@ class Claims:
             },
             self._end(expired, is_expired, status=Status.EXPIRED.value),
             self._end(
-                unwanted, tables.is_suppressed, status=Status.CANCELLED.value, last_error=REASON
+                suppressed, tables.is_suppressed, status=Status.CANCELLED.value, last_error=REASON
             ),
         )
 
@@ -210,18 +210,18 @@ class Claims:
         if not message_ids:
             return {}
         messages, guard = self._tables.messages, sa.and_(self._tables.is_scheduled, reason)
-        these = sa.select(messages.c.id, messages.c.channel)
-        these = these.where(one_of(messages.c.id, message_ids), guard).order_by(messages.c.id)
+        ended = sa.select(messages.c.id, messages.c.channel)
+        ended = ended.where(one_of(messages.c.id, message_ids), guard).order_by(messages.c.id)
         end = sa.update(messages).where(guard).values(finished_at=database_now(), **values)
-        rows = self._database.change(these.with_for_update(), end)
+        rows = self._database.change(ended.with_for_update(), end)
         return dict(tuple(row) for row in rows)
 
     def enqueue_when_due(self, message_ids: Sequence[UUID]) -> None:
         """Let maintenance enqueue these when they are due, or now: no task has them any more."""
         messages = self._tables.messages
-        these = (one_of(messages.c.id, message_ids), self._tables.is_scheduled)
+        guard = (one_of(messages.c.id, message_ids), self._tables.is_scheduled)
         is_later = messages.c.enqueue_at > messages.c.next_attempt_at
-        change = sa.update(messages).where(*these, is_later)
+        change = sa.update(messages).where(*guard, is_later)
         self._database.execute(change.values(enqueue_at=_starts_at(messages.c.next_attempt_at)))
 
     def record(
@@ -288,7 +288,7 @@ class Claims:
             seconds = [wait.total_seconds() for _, wait in waits]
             soon = enqueue_in.total_seconds()
             values = _keys(claims) | {"waits": seconds, "not_begun": NOT_BEGUN}
-            values |= {"enqueues": [max(0.0, each + soon) for each in seconds]}
+            values |= {"enqueues": [max(0.0, wait + soon) for wait in seconds]}
             if self._database.try_once(self._put_back_at_once, values) == []:
                 return
 
@@ -324,12 +324,12 @@ def _keys(claims: Sequence[Claim]) -> dict[str, Any]:
     return {"ids": ids, "tokens": tokens}
 
 
-def _wanted(tables: Tables, these: sa.ColumnElement[bool]) -> sa.Select[Any]:
+def _claimable(tables: Tables, condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
     messages = tables.messages
     return (
         sa.select(messages.c.id)
         .where(
-            these,
+            condition,
             tables.is_scheduled,
             messages.c.next_attempt_at <= later(_NOW, sa.bindparam("ahead", type_=sa.Float())),
             sa.or_(messages.c.expires_at.is_(None), messages.c.expires_at > _NOW),
@@ -465,7 +465,7 @@ class LockedMessage:
         return self.expires_at is not None and self.expires_at <= instant
 
 
-_READ = [each.name for each in fields(LockedMessage) if each.init]
+_READ = [column.name for column in fields(LockedMessage) if column.init]
 _WRITTEN = _READ[1 : _READ.index("channel")]
 _rest_of = attrgetter(*_WRITTEN[1:])
 """What is written of a message behind its status."""
@@ -480,8 +480,8 @@ class LockedMessages:
         now = database_now()
         columns = [messages.c[name] for name in _READ if name != "now"]
         self.query = sa.select(*columns, now.label("now"))
-        these = self.query.where(one_of(messages.c.id, "ids"), tables.is_message)
-        self._any = these.order_by(messages.c.id).with_for_update()
+        asked = self.query.where(one_of(messages.c.id, "ids"), tables.is_message)
+        self._any = asked.order_by(messages.c.id).with_for_update()
         self._live = self._any.where(tables.is_live)
         write = sa.update(messages).where(messages.c.id == sa.bindparam("of", type_=id_type()))
         write = write.values(claimed_by=sa.null(), claim_expires_at=sa.null())

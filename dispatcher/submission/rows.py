@@ -350,8 +350,8 @@ def _row(
 
 
 def _read_body(values: dict[str, Any]) -> None:
-    given = sum(name in values for name in (_TEXT, "body", "template"))
-    _require(given == 1, "body", "none or several of text, body and template given", "one of them")
+    bodies = sum(name in values for name in (_TEXT, "body", "template"))
+    _require(bodies == 1, "body", "none or several of text, body and template given", "one of them")
     for name in _JSON_FIELDS:
         if isinstance(values.get(name), str):
             values[name] = read_json(name, values[name])

@@ -176,10 +176,10 @@ class Spans:
         self._quietly(span.set_attribute, "error.type", error_type)
         self._quietly(span.set_status, StatusCode.ERROR)
 
-    def _quietly(self, call: Callable[..., T], *given: object) -> T | None:
+    def _quietly(self, call: Callable[..., T], *arguments: object) -> T | None:
         """Call the SDK. What it raises after a send would make the outcome an unknown one."""
         try:
-            return call(*given)
+            return call(*arguments)
         except Exception as error:  # noqa: BLE001 - processors and samplers may raise anything
             self._tracer = NoOpTracer()
             text = "tracing stopped in this process: the SDK raised %s; correct its processors"

@@ -311,8 +311,8 @@ class MemoryDispatcher(Dispatcher):
                 and scope in (None, error.scope)
             ):
                 return error
-        wanted = {"quota": quota, "scope": scope, "quiet_hours": quiet_hours or None}
-        raise AssertionError(_report("refused", wanted, 0, self.refused))
+        filters = {"quota": quota, "scope": scope, "quiet_hours": quiet_hours or None}
+        raise AssertionError(_report("refused", filters, 0, self.refused))
 
 
 def _settings_of_test(settings: Settings, database_url: str | None) -> Settings:
@@ -337,15 +337,15 @@ def _settings_of_test(settings: Settings, database_url: str | None) -> Settings:
 
 def _the_one(
     status: str,
-    wanted: Mapping[str, Any],
+    filters: Mapping[str, Any],
     items: Sequence[tuple[T, Message, datetime]],
     there: Sequence[object],
 ) -> T:
-    """Return the one item whose message and instant are those wanted."""
-    for name in wanted:
+    """Return the one item whose message and instant are those of the filters."""
+    for name in filters:
         if name not in _FIELDS:
             raise TypeError(f"a message has no field {name!r}; accepted: {', '.join(_FIELDS)}")
-    values = dict(wanted)
+    values = dict(filters)
     at = values.pop("at", None)
     instant = None if at is None else send_time.parse(at, field="at")
     matches = [
@@ -355,13 +355,13 @@ def _the_one(
         and all(getattr(message, name) == value for name, value in values.items())
     ]
     if len(matches) != 1:
-        raise AssertionError(_report(status, wanted, len(matches), there))
+        raise AssertionError(_report(status, filters, len(matches), there))
     return matches[0]
 
 
-def _report(status: str, wanted: Mapping[str, Any], count: int, there: Sequence[object]) -> str:
-    filters = ", ".join(f"{name}={value!r}" for name, value in wanted.items() if value is not None)
-    lines = [f"{count or 'nothing'} {status} with {filters or 'any fields'}; there is:"]
+def _report(status: str, filters: Mapping[str, Any], count: int, there: Sequence[object]) -> str:
+    fields = ", ".join(f"{name}={value!r}" for name, value in filters.items() if value is not None)
+    lines = [f"{count or 'nothing'} {status} with {fields or 'any fields'}; there is:"]
     lines += [f"  {_line(item)}" for item in there[-_SHOWN:]] or ["  nothing"]
     return "\n".join(lines)
 
