@@ -40,7 +40,10 @@ class ReservedTime(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """``void`` can never be stored; another transaction may be storing what is ``under_way``."""
+    """``holding`` are stored and need these reservations, ``void`` are not and never will be.
+
+    Another transaction may be storing what is ``under_way``.
+    """
 
     holding: dict[UUID, ReservedTime]
     void: set[UUID]
@@ -105,10 +108,10 @@ class VoidIds:
 
         self._database.transact(work)
 
-    def take_back(self, message: Message) -> bool:
-        """Take back a message that lost its reservation; false where it was accepted as well.
+    def take_back(self, message: Message) -> Settled:
+        """Take back a message that lost its reservation, and return its state: void then.
 
-        Then it was claimed, if only before, moved or cancelled meanwhile.
+        One that was claimed, if only before, moved or cancelled meanwhile stays.
 
         Without an idempotency key its row becomes void. With one, a duplicate submit may have
         returned the message, so it is cancelled, and the key is free.
@@ -126,13 +129,18 @@ class VoidIds:
         this = messages.c.id == message.id
         row = messages.c
         stands = (this, self._tables.is_scheduled, row.claim_token == 0, row.tail == "")
-        query = sa.select(row.status, row.idempotency_key, row.last_error).where(this)
+        ended = self._tables.holds_no_reservation.label("ended")
+        columns = (
+            row.id, row.send_at, row.tail, row.status, row.idempotency_key, row.last_error, ended
+        )  # fmt: skip
 
-        def work(connection: sa.Connection) -> bool:
+        def work(connection: sa.Connection) -> Settled:
             connection.execute(sa.update(messages).where(*stands).values(**values))
-            rows = connection.execute(query).all()
+            rows = connection.execute(sa.select(*columns).where(this)).all()
             if key is not None and any(row.idempotency_key is None for row in rows):
                 connection.execute(free_key(self._tables, key, message.id))
-            return all(row.status == VOID or row.last_error == TAKEN_BACK for row in rows)
+            stay = [row for row in rows if row.status != VOID and row.last_error != TAKEN_BACK]
+            holding = {row.id: ReservedTime(row.send_at, row.tail) for row in stay if not row.ended}
+            return Settled(holding, set() if stay else {message.id}, set())
 
         return self._database.transact(work)

@@ -131,11 +131,15 @@ class Reserver:
                 kept.append(Reserved(message.id, entry.valid.terms.scopes, message.send_at))
                 continue
             try:
-                if self.void_ids.take_back(message):
-                    entry.result, entry.owned = error, entry.slot.for_everyone()
+                settled = self.void_ids.take_back(message)
             except StoreUnavailable as unknown:
                 # It may be gone, or has no reservation: it is not said to be accepted.
                 entry.result = OutcomeUnknown(unknown.reason, message.id)
+                continue
+            if settled.void:
+                entry.result, entry.owned = error, entry.slot.for_everyone()
+            scopes = entry.valid.terms.scopes
+            kept += [Reserved(id_, scopes, *time) for id_, time in settled.holding.items()]
         if kept:
             self.restore(kept)
 

@@ -107,7 +107,7 @@ def test_a_callers_transaction_stores_no_id_again(database: Database, is_taken_b
     """A duplicate submit had the same id, and its message has ended since."""
     message = add(database, rows.a_message(idempotency_key="key"))
     if is_taken_back:
-        assert VoidIds(database).take_back(message)
+        assert VoidIds(database).take_back(message).void
     else:
         Messages(database).cancel([message.id])
     with callers_transaction(database) as (joined, connection):

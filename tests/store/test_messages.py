@@ -67,12 +67,12 @@ def test_a_message_is_taken_back_while_it_is_scheduled(database: Database, key: 
     store, void_ids = Messages(database), VoidIds(database)
     maintenance = StoreMaintenance(database)
     message, claim = rows.add(database, idempotency_key=key, trace=TRACE), rows.claimed(database)
-    assert void_ids.take_back(message)
-    assert void_ids.take_back(message)
-    assert not void_ids.take_back(claim.message)
+    assert void_ids.take_back(message).void
+    assert void_ids.take_back(message).void
+    assert void_ids.take_back(claim.message).holding
     failure = Failure(claim, Outcome.UNKNOWN, "a worker has tried it", timedelta(0))
     rows.claims_in(database).record([], [failure], enqueue_in=timedelta(0))
-    assert not void_ids.take_back(claim.message)
+    assert void_ids.take_back(claim.message).holding
     assert not Messages(database).has([message.id])
     left = rows.row(database, message.id)
     if key is None:

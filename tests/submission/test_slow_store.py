@@ -139,6 +139,23 @@ def test_a_message_that_an_opt_out_cancelled_meanwhile_is_not_refused(
 
 
 @pytest.mark.parametrize("key", [None, "key"])
+def test_a_message_that_a_worker_tried_meanwhile_stays_and_counts(
+    build: Build, key: str | None
+) -> None:
+    """Though another one has its time: it may be sent, so the next one must not be booked there."""
+    house, other = build(), build()
+    take = partial(other.submit, "ben", scope="ada", send_at=SOON)
+
+    def try_it() -> None:
+        house.change(house.dispatcher.select(recipient="ada"), claim_token=1)
+
+    slow_store(house, house.redis.flushall, other.open, take, after=try_it)
+    message = house.submit(send_at=SOON, idempotency_key=key)
+    assert message.id in house.members()
+    assert house.reservations() == house.all_members()
+
+
+@pytest.mark.parametrize("key", [None, "key"])
 @pytest.mark.parametrize(
     ("when", "error"),
     [
@@ -215,7 +232,7 @@ def test_a_slow_duplicate_is_not_told_of_a_message_that_was_taken_back(build: Bu
     house, duplicate = build(), build()
 
     def cancel(message: Message) -> None:
-        assert house.parts.void_ids.take_back(message)
+        assert house.parts.void_ids.take_back(message).void
         terms = terms_for(house.settings, scope="ada", channel="memory")
         cancelled(house.parts.windows, message.id, terms)
 
