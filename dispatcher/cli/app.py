@@ -55,8 +55,7 @@ INTERRUPTED = 130
 COMMANDS = {
     name: (panel, module)
     for panel, module, names in (
-        ("Run", "services", ("up", "worker", "beat", "migrate")),
-        ("Run", "serve", ("serve", "keys")),
+        ("Run", "services", ("up", "worker", "beat", "migrate", "serve", "keys")),
         ("Run", "app", ("version",)),
         ("Submit", "messages", ("submit", "next-slot")),
         ("Look", "messages", ("show",)),

@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from dispatcher.cli import output
 from dispatcher.cli.app import command, say_error, until_stopped
-from dispatcher.cli.serve import page_beside
+from dispatcher.cli.services import page_beside
 from dispatcher.client import Dispatcher
 from dispatcher.errors import QuotaExceeded, install_line
 from dispatcher.message import Message, Status

@@ -26,8 +26,7 @@ from dispatcher import (
     StoreUnavailable,
     TemporaryFailure,
 )
-from dispatcher.cli.serve import logging_to
-from dispatcher.cli.services import JsonFormatter
+from dispatcher.cli.services import JsonFormatter, logging_to
 from dispatcher.telemetry.journal import FIELDS, KNOWN, Hooks, Journal, Transition, find_hooks
 from dispatcher.testing import a_message
 from dispatcher.times.send_time import as_text
