@@ -18,7 +18,7 @@ from dispatcher import (
     StoreUnavailable,
     Unavailable,
 )
-from dispatcher.cli import changes
+from dispatcher.cli import messages as commands
 from dispatcher.message import new_id
 from tests.cli.conftest import Run
 from tests.support.house import House
@@ -29,7 +29,7 @@ HOUR = timedelta(hours=1)
 @pytest.fixture
 def seven(house: House, monkeypatch: pytest.MonkeyPatch) -> list[Message]:
     """Give seven messages on two channels; a batch is of two."""
-    monkeypatch.setattr(changes, "_BATCH", 2)
+    monkeypatch.setattr(commands, "_BATCH", 2)
     return [
         house.submit(f"r{n}", channel=("memory", "file")[n % 2], send_in=(n + 1) * HOUR)
         for n in range(7)
