@@ -20,8 +20,8 @@ def asked_of(target: Engine | type[Engine] | Connection) -> Iterator[list[tuple[
     """Give the statements that are run inside, with their values."""
     asked: list[tuple[str, Any]] = []
 
-    def note(*given: Any) -> None:
-        asked.append((given[2], given[3]))
+    def note(*arguments: Any) -> None:
+        asked.append((arguments[2], arguments[3]))
 
     event.listen(target, "before_cursor_execute", note)
     yield asked
@@ -31,8 +31,8 @@ def asked_of(target: Engine | type[Engine] | Connection) -> Iterator[list[tuple[
 def plan_of(connection: Connection, statement: str, values: Any, *options: str) -> dict[str, Any]:
     """Return the plan of a statement with these values."""
     explain = f"EXPLAIN ({', '.join((*options, 'FORMAT JSON'))}) {statement}"
-    [found] = connection.exec_driver_sql(explain, values).scalar_one()
-    plan: dict[str, Any] = found["Plan"]
+    [answer] = connection.exec_driver_sql(explain, values).scalar_one()
+    plan: dict[str, Any] = answer["Plan"]
     return plan
 
 
@@ -42,13 +42,13 @@ def touched(plan: dict[str, Any]) -> int:
     own = (
         (plan["Actual Rows"] + dropped) * plan["Actual Loops"] if "Scan" in plan["Node Type"] else 0
     )
-    return int(own) + sum(touched(each) for each in plan.get("Plans", []))
+    return int(own) + sum(touched(node) for node in plan.get("Plans", []))
 
 
 def scans(plan: dict[str, Any]) -> list[str]:
     """What a plan reads from one end to the other."""
     own = [plan["Relation Name"]] if plan["Node Type"] == "Seq Scan" else []
-    return own + [name for each in plan.get("Plans", []) for name in scans(each)]
+    return own + [name for node in plan.get("Plans", []) for name in scans(node)]
 
 
 def waiting(database: Database) -> int:
@@ -80,7 +80,7 @@ def add_many(
     tried: list[dict[str, Any]] = []
     for instant in instants:
         message = rows.a_message(send_at=instant, attempt_count=tokens)
-        known = {each.name: getattr(message, each.name, None) for each in messages.c}
+        known = {column.name: getattr(message, column.name, None) for column in messages.c}
         values.append({name: value for name, value in known.items() if value is not None} | {
             "enqueue_at": instant, "claim_token": tokens, "reserved": reserved, "status": status,
             "finished_at": None if status == "scheduled" else instant, **more,
@@ -97,4 +97,4 @@ def add_many(
             connection.execute(insert(attempts), tried)
 
     database.run(work)
-    return {(each["message_id"], each["token"]) for each in tried}
+    return {(attempt["message_id"], attempt["token"]) for attempt in tried}

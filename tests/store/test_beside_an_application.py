@@ -133,8 +133,8 @@ def test_both_migrate_in_either_order(house: House, application: Application, fi
     assert application.revision() == "0001"
     standing = schema_standing(house.parts.database)
     assert (standing.revision, standing.missing, standing.obstacle) == (HEAD, (), None)
-    found = examined(house)
-    assert (found["store.migrations"].level, found["store.indexes"].level) == (OK, OK)
+    findings = examined(house)
+    assert (findings["store.migrations"].level, findings["store.indexes"].level) == (OK, OK)
 
 
 @in_a_schema
@@ -146,16 +146,16 @@ def test_a_generated_migration_of_theirs_leaves_our_tables_alone(
     application.migrate()
     options = {"include_schemas": bool(house.tables.schema)}
     unguarded = application.differences(**options)
-    dropped = {each[1].name for each in unguarded if each[0] == "remove_table"}
+    dropped = {change[1].name for change in unguarded if change[0] == "remove_table"}
     ours = {table.name for table in house.tables.metadata.sorted_tables}
     assert dropped >= ours | {house.tables.version}, "what the page is for"
     prefix = house.tables.prefix
     of_page = code_of_page(function)
 
-    def guard(*given: Any) -> bool:
+    def guard(*arguments: Any) -> bool:
         """Tell the function of the page the usual names."""
         usual = re.compile(f"^{prefix}")
-        told = (usual.sub("dispatcher_", e) if isinstance(e, str) else e for e in given)
+        told = (usual.sub("dispatcher_", e) if isinstance(e, str) else e for e in arguments)
         return bool(of_page(*told))
 
     assert application.differences(**{function: guard}, **options) == []

@@ -31,19 +31,19 @@ RECEIPT = 'a "quoted" \\ receipt, {NULL} 👋'
 
 
 def test_a_record_of_many_is_taken_for_each_by_its_own_token(database: Database) -> None:
-    many = [rows.claimed(database) for _ in range(6)]
-    stale = many[3]
+    claims = [rows.claimed(database) for _ in range(6)]
+    stale = claims[3]
     rows.age(database, stale.message.id)
     StoreMaintenance(database).rescue(limit=10)
     (current,) = claims_in(database).claim([stale.message.id])
     record(
         database,
-        *(Success(claim, None) for claim in many[:3]),
-        *(Failure(claim, Outcome.TEMPORARY, "busy", MINUTE) for claim in many[3:5]),
-        Failure(many[5], Outcome.PERMANENT, "no", None),
+        *(Success(claim, None) for claim in claims[:3]),
+        *(Failure(claim, Outcome.TEMPORARY, "busy", MINUTE) for claim in claims[3:5]),
+        Failure(claims[5], Outcome.PERMANENT, "no", None),
     )
-    found = [messages_in(database).get(claim.message.id).status.value for claim in many]
-    assert found == ["sent", "sent", "sent", "sending", "scheduled", "failed"]
+    statuses = [messages_in(database).get(claim.message.id).status.value for claim in claims]
+    assert statuses == ["sent", "sent", "sent", "sending", "scheduled", "failed"]
     assert rows.row(database, stale.message.id).claim_token == current.token
 
 
@@ -63,8 +63,8 @@ def test_a_late_failure_changes_nothing_before_or_after_the_next_claim(database:
     (current,) = claims_in(database).claim([stale.message.id])
     record(database, Failure(stale, Outcome.PERMANENT, "late", None))
     claims_in(database).put_back([(stale, timedelta(0))], enqueue_in=rows.SOON)
-    found = rows.row(database, stale.message.id)
-    assert (found.status, found.claim_token, found.attempt_count) == ("sending", current.token, 2)
+    row = rows.row(database, stale.message.id)
+    assert (row.status, row.claim_token, row.attempt_count) == ("sending", current.token, 2)
     record(database, Success(current, None))
     record(database, Failure(current, Outcome.PERMANENT, "late", None))
     assert messages_in(database).get(stale.message.id).status is Status.SENT
@@ -81,7 +81,7 @@ def overtaken(database: Database, **changes: Any) -> tuple[Claim, Claim]:
 
 
 def outcomes(database: Database, message_id: UUID) -> list[str | None]:
-    return [each.outcome for each in messages_in(database).attempts(message_id)]
+    return [attempt.outcome for attempt in messages_in(database).attempts(message_id)]
 
 
 ENDINGS: dict[str, Callable[[Database, Claim], object]] = {
@@ -104,8 +104,8 @@ ENDINGS: dict[str, Callable[[Database, Claim], object]] = {
 
 
 def record(database: Database, *told: Success | Failure) -> None:
-    successes = [each for each in told if isinstance(each, Success)]
-    failures = [each for each in told if isinstance(each, Failure)]
+    successes = [end for end in told if isinstance(end, Success)]
+    failures = [end for end in told if isinstance(end, Failure)]
     claims_in(database).record(successes, failures, enqueue_in=rows.SOON)
 
 
@@ -151,10 +151,10 @@ def test_a_success_that_comes_after_the_next_try_ends_the_message(
 def test_late_successes_are_recorded_with_the_others(database: Database) -> None:
     late = [overtaken(database)[0] for _ in range(3)]
     claims_ = [rows.claimed(database) for _ in range(3)] + late
-    record(database, *(Success(each, None) for each in claims_))
+    record(database, *(Success(claim, None) for claim in claims_))
     for claim in claims_:
         assert messages_in(database).get(claim.message.id).status is Status.SENT
-    assert {tuple(outcomes(database, each.message.id)) for each in late} == {("sent", "unknown")}
+    assert {tuple(outcomes(database, claim.message.id)) for claim in late} == {("sent", "unknown")}
 
 
 @pytest.mark.every_database
@@ -166,7 +166,7 @@ def test_a_row_that_is_no_message_any_more_keeps_no_other_from_its_end(database:
     record(database, Success(sent, None), Success(void, None))
     store = claims_in(database)
     store.put_back([(void, timedelta(0)), (returned, timedelta(0))], enqueue_in=timedelta(0))
-    statuses = [rows.row(database, each.message.id).status for each in (void, sent, returned)]
+    statuses = [rows.row(database, claim.message.id).status for claim in (void, sent, returned)]
     assert statuses == [VOID, "sent", "scheduled"]
 
 
@@ -203,7 +203,7 @@ def test_a_put_back_during_a_rescue_counts_no_attempt(database: Database) -> Non
     """The statement that puts back waits for the rescue, and began before it was committed."""
     claim = rows.claimed(database, on_unknown="hold")
     rows.age(database, claim.message.id)
-    given = {"id": claim.message.id}
+    message_id = {"id": claim.message.id}
 
     def put_back() -> None:
         claims_in(database).put_back([(claim, MINUTE)], enqueue_in=rows.SOON)
@@ -211,14 +211,14 @@ def test_a_put_back_during_a_rescue_counts_no_attempt(database: Database) -> Non
     worker = threading.Thread(target=put_back)
     engine = database.engine.execution_options(isolation_level="READ COMMITTED")
     with engine.begin() as rescue:
-        rescue.execute(END_ATTEMPT, given)
-        rescue.execute(HOLD, given)
+        rescue.execute(END_ATTEMPT, message_id)
+        rescue.execute(HOLD, message_id)
         worker.start()
         wait_until(lambda: waiting(database))
     worker.join(DEADLINE)
-    found = messages_in(database).get(claim.message.id)
-    assert (found.status, found.attempt_count) == (Status.SCHEDULED, 0)
-    assert messages_in(database).attempts(found.id) == []
+    stored = messages_in(database).get(claim.message.id)
+    assert (stored.status, stored.attempt_count) == (Status.SCHEDULED, 0)
+    assert messages_in(database).attempts(stored.id) == []
 
 
 HOLD = text(
@@ -250,10 +250,12 @@ def test_a_claim_a_record_and_a_return_are_one_statement_each(database: Database
         mine.record([Success(first, None), Success(second, RECEIPT)], [], enqueue_in=rows.SOON)
         mine.put_back([(claim, MINUTE) for claim in others], enqueue_in=rows.SOON)
     assert len(asked) == 3
-    found = [messages_in(database).get(id_).status for id_ in ids]
-    assert sorted(found) == ["scheduled", "scheduled", "sent", "sent"]
-    tries = [messages_in(database).attempts(claim.message.id) for claim in (first, second, *others)]
-    assert [[each.receipt for each in some] for some in tries] == [[None], [RECEIPT], [], []]
+    statuses = [messages_in(database).get(id_).status for id_ in ids]
+    assert sorted(statuses) == ["scheduled", "scheduled", "sent", "sent"]
+    claims = (first, second, *others)
+    attempts = [messages_in(database).attempts(claim.message.id) for claim in claims]
+    receipts = [[attempt.receipt for attempt in tries] for tries in attempts]
+    assert receipts == [[None], [RECEIPT], [], []]
 
 
 def test_a_renewed_claim_holds_for_its_whole_length_and_only_while_it_is_ours(
@@ -286,6 +288,6 @@ def test_a_put_back_of_an_early_claim_does_not_move_its_time(database: Database)
     message = rows.add(database)
     [claim] = claims_in(database).claim([message.id], ahead=timedelta(hours=2))
     claims_in(database).put_back([(claim, timedelta(0))], enqueue_in=rows.SOON)
-    found = messages_in(database).get(message.id)
-    assert (found.status, found.next_attempt_at) == (Status.SCHEDULED, message.send_at)
+    stored = messages_in(database).get(message.id)
+    assert (stored.status, stored.next_attempt_at) == (Status.SCHEDULED, message.send_at)
     assert claims_in(database).claim([message.id]) == []

@@ -84,8 +84,8 @@ def test_a_database_that_does_not_answer_is_given_up_in_bounded_time(
         with pytest.raises(StoreUnavailable):
             Messages(quick).add(rows.addition(message))
     quick.close()
-    given = make_url(far.direct).difference_update_query(["connect_timeout"])  # the tests' own
-    usual = Database(given.render_as_string())
+    url = make_url(far.direct).difference_update_query(["connect_timeout"])  # the tests' own
+    usual = Database(url.render_as_string())
     with usual.engine.connect() as connection:
         driver: Any = connection.connection.driver_connection
         line = driver.info.get_parameters()
@@ -162,8 +162,8 @@ def test_a_cancel_whose_reply_was_lost_says_what_is_true(
 ) -> None:
     message = rows.add(direct)
     far.proxy.drop_reply(b"UPDATE dispatcher_messages")
-    found = Messages(through).cancel([message.id]).rows
-    assert found[message.id].message.status is Status.CANCELLED
+    cancelled = Messages(through).cancel([message.id]).rows
+    assert cancelled[message.id].message.status is Status.CANCELLED
     assert far.proxy.dropped == 1
 
 

@@ -90,15 +90,15 @@ def test_a_batch_stores_all_keys_with_their_messages_or_nothing(database: Databa
     store = Messages(database)
 
     def add_all(*names: str | None) -> bool | None:
-        some = [rows.a_message(idempotency_key=name) for name in names]
-        return store.add_together([rows.addition(each, fingerprint="f") for each in some])
+        batch = [rows.a_message(idempotency_key=name) for name in names]
+        return store.add_together([rows.addition(message, fingerprint="f") for message in batch])
 
     assert add_all("a", None, "b") is True
     assert add_all("c", "b", None) is False
     assert (rows.count(database), stored_keys(database)) == (3, 2)
-    found = store.with_keys(["a", "b", "c"])
-    assert {(key, each.idempotency_key, print_) for key, (each, print_) in found.items()} == {
-        ("a", "a", "f"), ("b", "b", "f"),
+    stored = store.with_keys(["a", "b", "c"])
+    assert {key: (row.idempotency_key, print_) for key, (row, print_) in stored.items()} == {
+        "a": ("a", "f"), "b": ("b", "f"),
     }  # fmt: skip
 
 
@@ -133,7 +133,7 @@ def test_a_key_is_free_when_its_message_is_pruned_and_not_before(database: Datab
 def test_a_key_whose_message_was_deleted_by_hand_is_free(database: Database, way: None) -> None:
     one, two, three = (rows.a_message(idempotency_key="key") for _ in range(3))
     assert add(database, one) == one
-    delete = lambda each: each.exec_driver_sql("DELETE FROM dispatcher_messages")  # noqa: E731 - run twice
+    delete = lambda connection: connection.exec_driver_sql("DELETE FROM dispatcher_messages")  # noqa: E731 - run twice
     database.run(delete)
     assert Messages(database).with_keys(["key"]).get("key") is None
     assert add(database, two) == two
@@ -146,12 +146,12 @@ def test_a_key_whose_message_was_deleted_by_hand_is_free(database: Database, way
 
 
 @contextmanager
-def storing(database: Database, *some: Message) -> Iterator[Connection]:
+def storing(database: Database, *stored: Message) -> Iterator[Connection]:
     """Keep a transaction open that stores messages."""
     with database.engine.connect() as other:
         other.exec_driver_sql("BEGIN")
-        for each in some:
-            other.execute(insert(messages), to_row(rows.addition(each)))
+        for message in stored:
+            other.execute(insert(messages), to_row(rows.addition(message)))
         yield other
 
 
@@ -205,11 +205,11 @@ def test_a_long_transaction_stops_neither_the_sweep_nor_others(database: Databas
     void_ids = VoidIds(database)
     with storing(database, *stored) as other:
         began = time.monotonic()
-        settled = void_ids.give_up([each.id for each in (*stored, orphan)])
+        settled = void_ids.give_up([message.id for message in (*stored, orphan)])
         assert time.monotonic() - began < 30, "each was waited for"
-        assert settled.under_way >= {each.id for each in stored}
-        mixed = [*(each.id for each in stored[:3]), orphan.id]
+        assert settled.under_way >= {message.id for message in stored}
+        mixed = [*(message.id for message in stored[:3]), orphan.id]
         assert void_ids.give_up(mixed).void == {orphan.id}
         other.exec_driver_sql("COMMIT")
-    ids = [each.id for each in stored]
+    ids = [message.id for message in stored]
     assert void_ids.give_up(ids).holding.keys() == set(ids)

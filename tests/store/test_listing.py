@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
+from itertools import chain
 from typing import Any, cast
 
 import pytest
@@ -36,7 +38,7 @@ def listing(database: Database, monkeypatch: pytest.MonkeyPatch) -> Listing:
 @pytest.fixture
 def stored(database: Database) -> list[Message]:
     """Give ten messages on three channels, oldest first; each third one is cancelled."""
-    found = []
+    stored = []
     for number in range(10):
         message = rows.add(
             database,
@@ -50,41 +52,41 @@ def stored(database: Database) -> list[Message]:
         )
         if number % 3 == 0:
             message = Messages(database).cancel([message.id]).rows[message.id].message
-        found.append(message)
-    return found
+        stored.append(message)
+    return stored
 
 
-def chosen(**wanted: Any) -> Selection:
-    return Selection.of(cast("Wanted", wanted))
+def chosen(**filters: Any) -> Selection:
+    return Selection.of(cast("Wanted", filters))
 
 
 CASES: list[tuple[dict[str, Any], Any]] = [
     ({}, lambda _: True),
-    ({"status": "cancelled"}, lambda each: each.status is Status.CANCELLED),
-    ({"channel": "mail"}, lambda each: each.channel == "mail"),
+    ({"status": "cancelled"}, lambda message: message.status is Status.CANCELLED),
+    ({"channel": "mail"}, lambda message: message.channel == "mail"),
     ({"channel": "telex"}, lambda _: False),
-    ({"channel": ["sms", "mail"]}, lambda each: each.channel in ("sms", "mail")),
-    ({"recipient": "r1"}, lambda each: each.recipient == "r1"),
-    ({"recipient": "r1", "channel": "sms"}, lambda each: each.recipient == "r1"
-     and each.channel == "sms"),
-    ({"scope": "s2"}, lambda each: each.scope == "s2"),
-    ({"idempotency_key": "key 7"}, lambda each: each.idempotency_key == "key 7"),
-    ({"key_prefix": "key"}, lambda each: each.idempotency_key.startswith("key")),
+    ({"channel": ["sms", "mail"]}, lambda message: message.channel in ("sms", "mail")),
+    ({"recipient": "r1"}, lambda message: message.recipient == "r1"),
+    ({"recipient": "r1", "channel": "sms"}, lambda message: message.recipient == "r1"
+     and message.channel == "sms"),
+    ({"scope": "s2"}, lambda message: message.scope == "s2"),
+    ({"idempotency_key": "key 7"}, lambda message: message.idempotency_key == "key 7"),
+    ({"key_prefix": "key"}, lambda message: message.idempotency_key.startswith("key")),
     ({"key_prefix": "k_y"}, lambda _: False),
-    ({"scopes": {"tenant": "t1"}}, lambda each: each.scopes.get("tenant") == "t1"),
-    ({"scopes": {"tenant": "t1", "shop": "s%"}, "channel": "mail"}, lambda each: (
-        each.scopes.get("tenant") == "t1" and each.channel == "mail")),
-    ({"campaign": "summer"}, lambda each: each.campaign == "summer"),
-    ({"campaign": "Summer"}, lambda each: each.campaign == "Summer"),
+    ({"scopes": {"tenant": "t1"}}, lambda message: message.scopes.get("tenant") == "t1"),
+    ({"scopes": {"tenant": "t1", "shop": "s%"}, "channel": "mail"}, lambda message: (
+        message.scopes.get("tenant") == "t1" and message.channel == "mail")),
+    ({"campaign": "summer"}, lambda message: message.campaign == "summer"),
+    ({"campaign": "Summer"}, lambda message: message.campaign == "Summer"),
     ({"campaign": "summe"}, lambda _: False),
-    ({"campaign": "summer", "status": "cancelled"}, lambda each: (
-        each.campaign == "summer" and each.status is Status.CANCELLED)),
-    ({"campaign": "summer", "recipient": "r1", "channel": "mail"}, lambda each: (
-        each.campaign == "summer" and each.recipient == "r1" and each.channel == "mail")),
+    ({"campaign": "summer", "status": "cancelled"}, lambda message: (
+        message.campaign == "summer" and message.status is Status.CANCELLED)),
+    ({"campaign": "summer", "recipient": "r1", "channel": "mail"}, lambda message: (
+        message.campaign == "summer" and message.recipient == "r1" and message.channel == "mail")),
     ({"scopes": {"shop": "s_"}}, lambda _: False),
-    ({"scopes": {"recipient.sms": "s2"}}, lambda each: (
-        each.scope == "s2" and each.channel == "sms")),
-    ({"scopes": {"channel.mail": "mail"}}, lambda each: each.channel == "mail"),
+    ({"scopes": {"recipient.sms": "s2"}}, lambda message: (
+        message.scope == "s2" and message.channel == "sms")),
+    ({"scopes": {"channel.mail": "mail"}}, lambda message: message.channel == "mail"),
     ({"scopes": {"channel.mail": "sms"}}, lambda _: False),
 ]  # fmt: skip
 
@@ -92,18 +94,18 @@ CASES: list[tuple[dict[str, Any], Any]] = [
 def test_matching_messages_are_found_counted_and_paged(
     listing: Listing, stored: list[Message]
 ) -> None:
-    for wanted, matches in CASES:
-        expected = [each for each in stored if matches(each)]
-        selection = chosen(**wanted)
-        assert listing.count(selection) == len(expected), wanted
-        by_status = Counter((each.channel, each.status) for each in expected)
-        found, _ = listing.counted(selection)
-        assert {(channel, status): many for channel, some in found.items()
-                for status, many in some.items()} == by_status  # fmt: skip
+    for filters, matches in CASES:
+        expected = [message for message in stored if matches(message)]
+        selection = chosen(**filters)
+        assert listing.count(selection) == len(expected), filters
+        by_status = Counter((message.channel, message.status) for message in expected)
+        by_channel, _ = listing.counted(selection)
+        assert {(channel, status): count for channel, counts in by_channel.items()
+                for status, count in counts.items()} == by_status  # fmt: skip
         oldest = listing.pages(selection, size=4, oldest_first=True)
-        assert [each for page in oldest for each in page] == expected, wanted
+        assert list(chain.from_iterable(oldest)) == expected, filters
         for limit in (1, 2, 3, 50):
-            assert _all_pages(listing, selection, limit) == expected[::-1], wanted
+            assert _all_pages(listing, selection, limit) == expected[::-1], filters
 
 
 def test_messages_after_a_cursor_are_found_from_either_end(
@@ -113,28 +115,28 @@ def test_messages_after_a_cursor_are_found_from_either_end(
         (3, {}), (9, {}), (4, {"channel": "mail"}), (2, {"recipient": "r1"}),
         (1, {"campaign": "summer"}),
     ]  # fmt: skip
-    for number, wanted in cases:
+    for number, filters in cases:
         expected = [
-            each for each in stored[number + 1 :]
-            if all(getattr(each, name) == value for name, value in wanted.items())
+            message for message in stored[number + 1 :]
+            if all(getattr(message, name) == value for name, value in filters.items())
         ]  # fmt: skip
-        selection = chosen(made_after=str(stored[number].id), **wanted)
+        selection = chosen(made_after=str(stored[number].id), **filters)
         assert listing.count(selection) == len(expected)
         oldest = listing.pages(selection, size=2, oldest_first=True)
-        assert [each for page in oldest for each in page] == expected
+        assert list(chain.from_iterable(oldest)) == expected
         assert _all_pages(listing, selection, 2) == expected[::-1]
 
 
 def _all_pages(listing: Listing, selection: Selection, limit: int) -> list[Message]:
-    found: list[Message] = []
+    read: list[Message] = []
     after = None
     while True:
         page = listing.page(selection, after=after, limit=limit)
         assert len(page.messages) <= limit
-        found += page.messages
+        read += page.messages
         after = page.after
         if after is None:
-            return found
+            return read
         assert len(page.messages) == limit, "a page that is not the last one is full"
 
 
@@ -142,18 +144,18 @@ def test_versions_are_read_without_whole_rows_and_look_ups_by_id(
     database: Database, listing: Listing, stored: list[Message]
 ) -> None:
     """PostgreSQL would look for each id in every partition."""
-    found: list[StoredVersion] = []
-    after, wanted = None, chosen(status="scheduled")
+    versions: list[StoredVersion] = []
+    after, selection = None, chosen(status="scheduled")
     with asked_of(database.engine) as asked:
-        while after is not None or not found:
-            some, after = listing.versions(wanted, after=after, limit=4, patience=MINUTE)
-            found += some
-    assert found == [
-        (each.id, 0, 0, each.max_attempts, Status.SCHEDULED)
-        for each in stored
-        if each.status is Status.SCHEDULED
+        while after is not None or not versions:
+            page, after = listing.versions(selection, after=after, limit=4, patience=MINUTE)
+            versions += page
+    assert versions == [
+        (message.id, 0, 0, message.max_attempts, Status.SCHEDULED)
+        for message in stored
+        if message.status is Status.SCHEDULED
     ]
-    assert not [each for each, _ in asked if "body" in each or "JOIN" in each]
+    assert not [statement for statement, _ in asked if re.search("body|JOIN", statement)]
 
 
 def test_times_bound_the_promised_time(listing: Listing, stored: list[Message]) -> None:
@@ -165,8 +167,8 @@ def test_times_bound_the_promised_time(listing: Listing, stored: list[Message]) 
 
 
 def test_a_date_is_where_that_day_begins_in_the_zone() -> None:
-    found = chosen(from_at="2026-03-29", until_at=date(2026, 3, 30), zone="Europe/Berlin")
-    assert (found.from_at, found.until_at) == (
+    day = chosen(from_at="2026-03-29", until_at=date(2026, 3, 30), zone="Europe/Berlin")
+    assert (day.from_at, day.until_at) == (
         datetime(2026, 3, 28, 23, tzinfo=UTC), datetime(2026, 3, 29, 22, tzinfo=UTC),
     )  # fmt: skip
     assert chosen(from_at="2026-11-24").from_at == datetime(2026, 11, 24, tzinfo=UTC)
@@ -175,7 +177,7 @@ def test_a_date_is_where_that_day_begins_in_the_zone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "said"),
+    ("filters", "said"),
     [
         ({"status": "lost"}, "status: "),
         ({"channel": "a\nb"}, "channel: "),
@@ -196,9 +198,9 @@ def test_a_date_is_where_that_day_begins_in_the_zone() -> None:
         ({"campaign": "c" * 65}, "campaign: "),
     ],
 )
-def test_filters_that_cannot_be_are_refused_by_field(wanted: dict[str, Any], said: str) -> None:
+def test_filters_that_cannot_be_are_refused_by_field(filters: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidDraft, match=f"^{said}"):
-        chosen(**wanted)
+        chosen(**filters)
 
 
 def test_a_filter_that_does_not_exist_is_a_type_error() -> None:
@@ -214,7 +216,7 @@ def test_messages_made_after_the_first_page_are_left_out(
     before = new_id()
     rows.add(database)
     pages = listing.pages(chosen(), size=9, before=before, oldest_first=True)
-    assert [each for page in pages for each in page] == [first]
+    assert list(chain.from_iterable(pages)) == [first]
 
 
 def test_overdue_is_what_is_scheduled_and_was_due_for_a_while(
@@ -228,7 +230,7 @@ def test_overdue_is_what_is_scheduled_and_was_due_for_a_while(
     rows.claimed(database)
     Messages(database).cancel([rows.add_due(database).id])
     page = listing.page(chosen(overdue=True), after=None, limit=9)
-    assert [each.id for each in page.messages] == [retried.id, late.id]
+    assert [message.id for message in page.messages] == [retried.id, late.id]
     assert listing.count(chosen(overdue=True)) == 2
     assert listing.count(chosen(overdue=True, channel="fax")) == 0
 
@@ -250,21 +252,15 @@ def test_an_index_leads_to_what_matches(
     database: Database, listing: Listing, stored: list[Message]
 ) -> None:
     del stored
-    for wanted, index in INDEXES:
-        plans = [
-            plan
-            for plan in _plans(database, listing, chosen(**wanted))
-            if "dispatcher_messages" in plan
-        ]
-        assert any(index in plan for plan in plans), wanted
-        assert not any(
-            "SCAN dispatcher_messages" in each and "INDEX" not in each for each in plans
-        ), wanted
+    for filters, index in INDEXES:
+        plan = list(_plan(database, listing, chosen(**filters)))
+        assert any(index in step for step in plan), filters
+        assert not any(re.search("SCAN dispatcher_messages(?!.*INDEX)", step) for step in plan)
 
 
 def test_each_campaign_is_named_once(listing: Listing, stored: list[Message]) -> None:
     [first, second] = listing.campaigns()
-    assert {first, second} == {each.campaign for each in stored} - {None}
+    assert {first, second} == {message.campaign for message in stored} - {None}
     assert [*listing.campaigns(after=first)] == [second]
     assert [*listing.campaigns(after=second)] == []
 
@@ -273,22 +269,22 @@ def test_each_campaign_is_named_once(listing: Listing, stored: list[Message]) ->
 def test_a_stretch_of_a_campaign_reads_no_more_than_itself(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    many, at_once = 20_000, 100
+    total, at_once = 20_000, 100
     monkeypatch.setattr(listing_module, "_EXAMINED", at_once)
     rows.add(database, campaign="winter")
-    columns = ", ".join(each.name for each in messages.c if each.name != "id")
+    columns = ", ".join(column.name for column in messages.c if column.name != "id")
     copy = (
         f"INSERT INTO dispatcher_messages (id, {columns}) "  # noqa: S608 - names of our own
         f"SELECT lpad(to_hex(n), 32, '0')::uuid, {columns} "
-        f"FROM dispatcher_messages, generate_series(1, {many}) AS n"
+        f"FROM dispatcher_messages, generate_series(1, {total}) AS n"
     )
     for statement in (copy, "VACUUM ANALYZE dispatcher_messages"):
         database.run(lambda connection, it=statement: connection.exec_driver_sql(it))  # type: ignore[misc]  # a default argument
     listing = Listing(database, late=rows.SOON, put_off=rows.TTL)
     with asked_of(database.engine) as asked:
-        found, is_whole = listing.counted(chosen(campaign="winter"), patience=0 * DAY)
+        counts, is_whole = listing.counted(chosen(campaign="winter"), patience=0 * DAY)
         assert [*listing.campaigns()] == ["winter"]
-    assert (found["sms"][Status.SCHEDULED], is_whole) == (at_once, False)
+    assert (counts["sms"][Status.SCHEDULED], is_whole) == (at_once, False)
     with database.engine.connect() as connection:
         for statement, values in asked:
             plan = plan_of(connection, statement, values, "ANALYZE", "BUFFERS")
@@ -296,7 +292,7 @@ def test_a_stretch_of_a_campaign_reads_no_more_than_itself(
             assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 40, statement
 
 
-def _plans(database: Database, listing: Listing, selection: Selection) -> Iterator[str]:
+def _plan(database: Database, listing: Listing, selection: Selection) -> Iterator[str]:
     with asked_of(database.engine) as asked:
         listing.page(selection, after=None, limit=2)
     with database.engine.connect() as connection:
@@ -330,14 +326,14 @@ def test_counts_have_live_messages_and_those_ended_lately(
     ended(database, "sent", HOUR)
     ended(database, "sent", 2 * DAY)
     ended(database, "failed", HOUR, channel="mail")
-    found = figures.counts(since=DAY)
-    assert found.by_channel == {
+    counts = figures.counts(since=DAY)
+    assert counts.by_channel == {
         "mail": {Status.SCHEDULED: 1, Status.FAILED: 1},
         "sms": {Status.SENDING: 1, Status.HELD: 1, Status.CANCELLED: 1, Status.SENT: 1},
     }
-    assert [*found.by_channel] == ["mail", "sms"]
-    assert found.complete
-    assert abs(found.now - rows.now()) < MINUTE
+    assert [*counts.by_channel] == ["mail", "sms"]
+    assert counts.complete
+    assert abs(counts.now - rows.now()) < MINUTE
     assert figures.counts(since=3 * DAY).by_channel["sms"][Status.SENT] == 2
 
 
@@ -357,8 +353,8 @@ def test_each_hour_of_the_last_day_has_what_ended_in_it(
 
     def counted() -> dict[int, tuple[int, ...]]:
         return {
-            (this - each.at) // HOUR: (each.sent, each.late, each.failed, each.expired)
-            for each in figures.last_day()
+            (this - hour.at) // HOUR: (hour.sent, hour.late, hour.failed, hour.expired)
+            for hour in figures.last_day()
         }
 
     told = dict.fromkeys(range(24), (0, 0, 0, 0))
@@ -389,9 +385,9 @@ def test_the_oldest_of_what_is_overdue_is_named(database: Database, figures: Fig
     due_in(database, -MINUTE)
     oldest = due_in(database, -HOUR)
     due_in(database, -timedelta(seconds=1))
-    found = figures.overdue()
-    assert (found.many, found.oldest) == (2, oldest.id)
-    assert timedelta(0) <= found.longest - HOUR < MINUTE
+    overdue = figures.overdue()
+    assert (overdue.many, overdue.oldest) == (2, oldest.id)
+    assert timedelta(0) <= overdue.longest - HOUR < MINUTE
 
 
 def test_each_minute_of_the_next_hour_is_counted(database: Database, figures: Figures) -> None:
@@ -404,26 +400,26 @@ def test_each_minute_of_the_next_hour_is_counted(database: Database, figures: Fi
     rows.add(database, send_at=start + 61 * MINUTE)
     due_in(database, -HOUR)
     Messages(database).cancel([rows.add(database, send_at=start + 5 * MINUTE).id])
-    found = figures.load()
-    skipped = (found.start - start) // MINUTE  # where a minute has ended since
+    load = figures.load()
+    skipped = (load.start - start) // MINUTE  # where a minute has ended since
     expected = {2: 3, 3: 1, 59: 1}
-    assert len(found.minutes) == 60
-    assert {n + skipped: many for n, many in enumerate(found.minutes) if many} == {
-        n: many for n, many in expected.items() if n >= skipped
+    assert len(load.minutes) == 60
+    assert {n + skipped: due for n, due in enumerate(load.minutes) if due} == {
+        n: due for n, due in expected.items() if n >= skipped
     } | ({61: 1} if skipped > 1 else {})
 
 
 def test_the_busiest_come_first(database: Database, figures: Figures) -> None:
-    for name, many in (("ada", 1), ("ben", 3), ("cyd", 2)):
-        for number in range(many):
+    for name, count in (("ada", 1), ("ben", 3), ("cyd", 2)):
+        for number in range(count):
             due_in(database, (2 + number) * MINUTE, scope=name, recipient=f"to {name}")
     due_in(database, 2 * DAY, scope="ada")
     late = due_in(database, -HOUR, scope="cyd", recipient="to cyd")
     Messages(database).cancel([due_in(database, MINUTE, scope="ada").id])
     busy, complete = figures.busiest("scope", within=DAY, limit=2)
-    assert [(each.name, each.messages) for each in busy] == [("ben", 3), ("cyd", 3)]
+    assert [(scope.name, scope.messages) for scope in busy] == [("ben", 3), ("cyd", 3)]
     assert busy[1].next_at == late.next_attempt_at
     assert complete
     by_recipient, _ = figures.busiest("recipient", within=DAY, limit=9)
-    assert [each.name for each in by_recipient] == ["to ben", "to cyd", "to ada"]
+    assert [recipient.name for recipient in by_recipient] == ["to ben", "to cyd", "to ada"]
     assert figures.busiest("channel", within=DAY, limit=9)[0][0].messages == 7

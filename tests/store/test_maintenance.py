@@ -59,8 +59,8 @@ def test_prune_deletes_what_ended_long_ago_in_bounded_batches(database: Database
     maintenance = StoreMaintenance(database)
     assert [maintenance.prune(older_than=30 * DAY, limit=2) for _ in range(4)] == [2, 2, 1, 0]
     assert rows.count(database) == 2
-    assert {each.id for each in rows.listed(database)} == {recent, waiting.id}
-    assert all(Messages(database).attempts(each) == [] for each in old)
+    assert {message.id for message in rows.listed(database)} == {recent, waiting.id}
+    assert all(Messages(database).attempts(message_id) == [] for message_id in old)
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
@@ -69,12 +69,13 @@ def test_prune_waits_for_no_message_that_another_transaction_holds(database: Dat
     held = old[1::2]
 
     def work(connection: Connection) -> int:
-        for each in held:
-            connection.execute(select(messages.c.id).where(messages.c.id == each).with_for_update())
+        for message_id in held:
+            is_it = messages.c.id == message_id
+            connection.execute(select(messages.c.id).where(is_it).with_for_update())
         return StoreMaintenance(database).prune(older_than=30 * DAY, limit=100)
 
     assert database.transact(work) == 6
-    assert {each.id for each in rows.listed(database)} == set(held)
+    assert {message.id for message in rows.listed(database)} == set(held)
     assert StoreMaintenance(database).prune(older_than=30 * DAY, limit=100) == 6
 
 
@@ -137,8 +138,8 @@ def test_snoozed_messages_come_in_pages_and_each_once(database: Database) -> Non
     claims = Claims(database, ttl=rows.TTL)
     tried, *snoozed = (rows.claimed(database) for _ in range(6))
     claims.record([], [Failure(tried, Outcome.TEMPORARY, "busy", HOUR)], enqueue_in=GRACE)
-    claims.put_back([(each, HOUR) for each in snoozed[:3]], enqueue_in=-MINUTE)
-    claims.put_back([(each, 2 * HOUR) for each in snoozed[3:]], enqueue_in=-MINUTE)
+    claims.put_back([(claim, HOUR) for claim in snoozed[:3]], enqueue_in=-MINUTE)
+    claims.put_back([(claim, 2 * HOUR) for claim in snoozed[3:]], enqueue_in=-MINUTE)
     rows.add(database)
     rows.add_due(database)
     rows.claimed(database)
@@ -146,8 +147,8 @@ def test_snoozed_messages_come_in_pages_and_each_once(database: Database) -> Non
     for batch in (1, 2, 5, 9):
         pages = list(maintenance.snoozed(batch=batch))
         assert max(map(len, pages)) <= batch
-        found = [message_id for page in pages for message_id in page]
-        assert sorted(found) == sorted(each.message.id for each in snoozed)
+        ids = [message_id for page in pages for message_id in page]
+        assert sorted(ids) == sorted(claim.message.id for claim in snoozed)
     for page in maintenance.snoozed(batch=2):
         assert maintenance.bring_forward(page) == set(page)
     assert list(maintenance.snoozed(batch=2)) == []
@@ -155,16 +156,16 @@ def test_snoozed_messages_come_in_pages_and_each_once(database: Database) -> Non
 
 def test_lengths_are_added_to_the_millisecond(database: Database) -> None:
     lengths = (1.25, -0.125, 0.001, 86_400.5, 3e7, 0.0)
-    query = select(database_now(), *(later(database_now(), each) for each in lengths))
-    now, *found = database.run(lambda connection: connection.execute(query).one())
-    assert [each - now for each in found] == [timedelta(seconds=each) for each in lengths]
+    query = select(database_now(), *(later(database_now(), length) for length in lengths))
+    now, *moved = database.run(lambda connection: connection.execute(query).one())
+    assert [instant - now for instant in moved] == [timedelta(seconds=length) for length in lengths]
     assert abs(now - rows.now()) < timedelta(seconds=5)
 
 
 def marked(database: Database, *messages_: Message) -> UUID:
     """Claim messages, and return the mark of the claim."""
     mark = uuid4()
-    ids = [each.id for each in messages_]
+    ids = [message.id for message in messages_]
     assert len(Claims(database, ttl=rows.TTL).claim(ids, mark=mark)) == len(ids)
     return mark
 
@@ -181,22 +182,24 @@ def test_a_send_that_was_not_begun_is_due_again_and_no_attempt(database: Databas
     messages_ = [rows.add_due(database, on_unknown=word) for word in ("retry", "hold")]
     begun, others = rows.add_due(database), rows.claimed(database).message
     mark = marked(database, *messages_, begun)
-    ids = [each.id for each in (*messages_, others)]
+    ids = [message.id for message in (*messages_, others)]
     assert maintenance.unbegun(ids, mark=uuid4()) == []
-    found = maintenance.unbegun([*ids, uuid4()], mark=mark)
-    assert [each.message_id for each in found] == [each.id for each in messages_]
-    assert {each.token for each in found} == {1}
+    unbegun = maintenance.unbegun([*ids, uuid4()], mark=mark)
+    assert [claim.message_id for claim in unbegun] == [message.id for message in messages_]
+    assert {claim.token for claim in unbegun} == {1}
     for _ in range(2):
-        maintenance.put_back(found, wait=MINUTE)
-        for each in messages_:
-            now = Messages(database).get(each.id)
+        maintenance.put_back(unbegun, wait=MINUTE)
+        for message in messages_:
+            now = Messages(database).get(message.id)
             assert (now.status, now.attempt_count) == (Status.SCHEDULED, 0)
-            assert now.next_attempt_at == each.next_attempt_at
-            assert Messages(database).attempts(each.id) == []
-    for each in (begun, others):
-        assert Messages(database).get(each.id).status is Status.SENDING
+            assert now.next_attempt_at == message.next_attempt_at
+            assert Messages(database).attempts(message.id) == []
+    for message in (begun, others):
+        assert Messages(database).get(message.id).status is Status.SENDING
     due = rows.take_due(maintenance, limit=9, grace=rows.SOON)
-    assert {each.message_id for each in due if each.is_suspect} == {each.id for each in messages_}
+    assert {row.message_id for row in due if row.is_suspect} == {
+        message.id for message in messages_
+    }
 
 
 def lived(database: Database, message: Message) -> None:
@@ -209,7 +212,7 @@ def lived(database: Database, message: Message) -> None:
 def snoozed(database: Database, message: Message) -> None:
     """Let a worker claim a message, and put it back: a limit refused it."""
     claims = Claims(database, ttl=rows.TTL)
-    claims.put_back([(each, timedelta(0)) for each in claims.claim([message.id])],
+    claims.put_back([(claim, timedelta(0)) for claim in claims.claim([message.id])],
                     enqueue_in=rows.SOON)  # fmt: skip
 
 
@@ -248,14 +251,14 @@ def test_a_message_rescued_or_claimed_meanwhile_is_not_changed(
     """But for what is held for the try that did not happen."""
     maintenance = StoreMaintenance(database)
     message = rows.add_due(database, on_unknown=word)
-    found = maintenance.unbegun([message.id], mark=marked(database, message))
+    unbegun = maintenance.unbegun([message.id], mark=marked(database, message))
     rows.age(database, message.id)
     assert len(maintenance.rescue(limit=9)) == 1
     if word == "retry":
         marked(database, message)
-    maintenance.put_back(found, wait=MINUTE)
+    maintenance.put_back(unbegun, wait=MINUTE)
     now = Messages(database).get(message.id)
-    tries = [each.outcome for each in Messages(database).attempts(message.id)]
+    tries = [attempt.outcome for attempt in Messages(database).attempts(message.id)]
     if word == "hold":
         assert (now.status, now.attempt_count, tries) == (Status.SCHEDULED, 0, [])
     else:
@@ -272,8 +275,8 @@ def permits_of(
     return [(taken.message_id, taken.token) for page in pages for taken in page]
 
 
-def each_once(found: list[tuple[UUID, int]], expected: set[tuple[UUID, int]]) -> None:
-    assert Counter(found) == Counter(dict.fromkeys(expected, 1))
+def each_once(attempts: list[tuple[UUID, int]], expected: set[tuple[UUID, int]]) -> None:
+    assert Counter(attempts) == Counter(dict.fromkeys(expected, 1))
 
 
 @pytest.mark.parametrize("batch", [1, 4, 11])
@@ -316,8 +319,8 @@ def test_old_attempts_are_not_looked_at(database: Database) -> None:
     with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("VACUUM ANALYZE"))  # earlier tests left dead rows
     with asked_of(database.engine) as asked:
-        found = permits_of(database, batch=BATCH)
-    each_once(found, expected)
+        permits = permits_of(database, batch=BATCH)
+    each_once(permits, expected)
     assert asked
     assert len(asked) <= len(expected) // BATCH + 4, "pages, not rows"
     with database.engine.connect() as connection:
@@ -332,6 +335,6 @@ def test_a_day_without_a_partition_is_read_too(database: Database) -> None:
     expected = add_many(database, [rows.now() - timedelta(hours=25)] * 5)
     each_once(permits_of(database, batch=3, memory=3 * DAY), expected)
     pages = StoreMaintenance(database).reservations(memory=3 * DAY, batch=3)
-    assert sorted(each.message_id for page in pages for each in page) == sorted(
+    assert sorted(row.message_id for page in pages for row in page) == sorted(
         message_id for message_id, _ in expected
     )

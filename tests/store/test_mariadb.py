@@ -65,11 +65,11 @@ def test_a_connection_is_set_up_whatever_the_server_is_used_to(database: Databas
     names = ("sql_mode", "time_zone", "character_set_client", "autocommit",
              "innodb_lock_wait_timeout", "lock_wait_timeout", *own)  # fmt: skip
     with database.engine.connect() as connection:
-        found = {
+        variables = {
             name: connection.exec_driver_sql(f"SELECT @@{name}").scalar_one() for name in names
         }
-    assert "STRICT_ALL_TABLES" in found.pop("sql_mode")
-    assert found == own | {
+    assert "STRICT_ALL_TABLES" in variables.pop("sql_mode")
+    assert variables == own | {
         "time_zone": "+00:00", "character_set_client": "utf8mb4", "autocommit": 1,
         "innodb_lock_wait_timeout": 3, "lock_wait_timeout": 3,
     }  # fmt: skip
@@ -142,8 +142,8 @@ def test_a_lock_is_waited_for_again(database: Database, impatient: Database) -> 
             del context
             other.exec_driver_sql("ROLLBACK")
 
-        found = Messages(impatient).cancel([message.id]).rows
-        assert found[message.id].message.status is Status.CANCELLED
+        cancelled = Messages(impatient).cancel([message.id]).rows
+        assert cancelled[message.id].message.status is Status.CANCELLED
     assert seen == [1205]
 
 
@@ -220,10 +220,10 @@ def cold(database: Database) -> Database:
     """Give a database with many messages of each status that are not what the sweep looks for."""
 
     now, minutes = rows.now(), [n * timedelta(minutes=1) for n in range(1, COLD + 1)]
-    add_many(database, (now + each for each in minutes), status="scheduled", tokens=0)
+    add_many(database, (now + minute for minute in minutes), status="scheduled", tokens=0)
     told: dict[str, Any] = {"status_url": "https://shop.example", "notified_status": "sent"}
-    add_many(database, (now - each for each in minutes), **told)
-    add_many(database, (now - each for each in minutes), status="cancelled", tokens=0,
+    add_many(database, (now - minute for minute in minutes), **told)
+    add_many(database, (now - minute for minute in minutes), status="cancelled", tokens=0,
              reserved=False)  # fmt: skip
     analyze = "ANALYZE TABLE dispatcher_messages, dispatcher_attempts"
     database.run(lambda connection: connection.exec_driver_sql(analyze).all())

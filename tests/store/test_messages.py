@@ -42,7 +42,7 @@ def test_an_added_message_is_read_back_the_same(database: Database) -> None:
     assert store.attempts(message.id) == []
     both = [replace(message, id=new_id(), idempotency_key=None), rows.a_message()]
     assert store.add_together(list(map(rows.addition, both)))
-    assert [store.get(each.id) for each in both] == both
+    assert [store.get(message.id) for message in both] == both
 
 
 def test_a_message_that_is_to_be_enqueued_again_has_not_been(database: Database) -> None:
@@ -81,7 +81,7 @@ def test_a_message_is_taken_back_while_it_is_scheduled(database: Database, key: 
         assert (left.status, left.last_error) == ("cancelled", TAKEN_BACK)
     with pytest.raises(GivenUp):
         store.add(rows.addition(message), perhaps_stored=True)
-    assert [each.message_id for each in maintenance.unreleased(limit=9)] == [message.id]
+    assert [row.message_id for row in maintenance.unreleased(limit=9)] == [message.id]
     assert maintenance.prune(older_than=timedelta(seconds=-1), limit=9) == 0
     maintenance.mark_released([message.id])
     assert maintenance.prune(older_than=timedelta(seconds=-1), limit=9) == 1
@@ -144,9 +144,9 @@ LOOK_ALIKE = [
 def test_keys_that_look_alike_are_different(database: Database) -> None:
     added = {key: rows.add(database, idempotency_key=key, recipient=key) for key in LOOK_ALIKE}
     for key, message in added.items():
-        found = Messages(database).with_keys([key]).get(key)
-        assert found is not None
-        assert found[0] == message
+        stored = Messages(database).with_keys([key]).get(key)
+        assert stored is not None
+        assert stored[0] == message
         assert rows.listed(database, recipient=key) == [message]
     assert len(Messages(database).with_keys(LOOK_ALIKE)) == len(LOOK_ALIKE)
 
@@ -165,8 +165,8 @@ def test_a_body_comes_back_as_it_was_given(database: Database) -> None:
     together = [rows.a_message(body=body) for body in BODIES]
     assert store.add_together(list(map(rows.addition, together)))
     for message in (*alone, *together):
-        found = store.get(message.id).body
-        assert (found, list(found)) == (message.body, list(message.body))
+        body = store.get(message.id).body
+        assert (body, list(body)) == (message.body, list(message.body))
 
 
 def test_a_violated_column_is_not_taken_for_a_duplicate(database: Database) -> None:

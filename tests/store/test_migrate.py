@@ -43,15 +43,15 @@ def empty(empty_database_url: str) -> Iterator[Database]:
 
 
 def run(database: Database, *statements: str) -> None:
-    for each in statements:
-        database.run(lambda connection, it=each: connection.exec_driver_sql(it))  # type: ignore[misc]  # a default argument
+    for statement in statements:
+        database.run(lambda connection, it=statement: connection.exec_driver_sql(it))  # type: ignore[misc]  # a default argument
 
 
 def there(database: Database) -> set[str]:
     """Return the names of the tables, without those of partitions."""
-    found = database.run(lambda connection: inspect(connection).get_table_names())
+    names = database.run(lambda connection: inspect(connection).get_table_names())
     split = ("dispatcher_messages_", "dispatcher_attempts_")
-    return {name for name in found if not name.startswith(split)}
+    return {name for name in names if not name.startswith(split)}
 
 
 def test_migrating_again_changes_nothing(empty: Database) -> None:
@@ -163,13 +163,15 @@ def test_a_migration_that_was_interrupted_is_finished(
 
 def checks(connection: Connection) -> dict[str | None, str]:
     """Return what each CHECK of messages says, by its name."""
-    found = inspect(connection).get_check_constraints("dispatcher_messages")
-    return {each["name"]: each["sqltext"] for each in found}
+    constraints = inspect(connection).get_check_constraints("dispatcher_messages")
+    return {check["name"]: check["sqltext"] for check in constraints}
 
 
 def columns(database: Database) -> set[str]:
-    found = database.run(lambda connection: inspect(connection).get_columns("dispatcher_messages"))
-    return {each["name"] for each in found}
+    described = database.run(
+        lambda connection: inspect(connection).get_columns("dispatcher_messages")
+    )
+    return {column["name"] for column in described}
 
 
 def test_a_migration_keeps_what_is_stored_and_its_attempts(

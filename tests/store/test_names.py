@@ -45,17 +45,17 @@ def named(empty_database_url: str, names: dict[str, Any]) -> Iterator[Database]:
 
 def names_there(connection: Connection, database: Database) -> set[str]:
     """Return the name of everything that a migration has made."""
-    found, schema = inspect(connection), database.tables.schema
+    inspector, schema = inspect(connection), database.tables.schema
     names: set[str] = set()
-    for table in found.get_table_names(schema):
-        each: list[Any] = [
-            *found.get_indexes(table, schema),
-            *found.get_check_constraints(table, schema),
-            *found.get_unique_constraints(table, schema),
-            *found.get_foreign_keys(table, schema),
-            found.get_pk_constraint(table, schema),
+    for table in inspector.get_table_names(schema):
+        made: list[Any] = [
+            *inspector.get_indexes(table, schema),
+            *inspector.get_check_constraints(table, schema),
+            *inspector.get_unique_constraints(table, schema),
+            *inspector.get_foreign_keys(table, schema),
+            inspector.get_pk_constraint(table, schema),
         ]
-        names |= {table, *(one["name"] for one in each if one.get("name"))}
+        names |= {table, *(one["name"] for one in made if one.get("name"))}
     return names - {"PRIMARY"}
 
 
@@ -123,8 +123,8 @@ def test_days_lie_in_a_schema_of_their_own(
     )
     with closing(Database(empty_database_url, **names)) as database:
         migrate(database)
-        found = database.run(lambda connection: connection.scalars(query).all())
-        assert found == [schema]
+        schemas = database.run(lambda connection: connection.scalars(query).all())
+        assert schemas == [schema]
 
 
 IN_TWO_HOURS = timedelta(hours=2)
@@ -153,14 +153,14 @@ def test_a_life_under_other_names(house: House) -> None:
         Draft(channel="memory", recipient=name, body=BODY, send_in=IN_TWO_HOURS) for name in "abc"
     ]
     moved, cancelled, kept = [
-        each.id for each in door.submit_many(drafts) if isinstance(each, Message)
+        message.id for message in door.submit_many(drafts) if isinstance(message, Message)
     ]
     assert house.deliver(first) == 1
-    assert [each.outcome for each in door.attempts(first.id)] == ["sent"]
+    assert [attempt.outcome for attempt in door.attempts(first.id)] == ["sent"]
     assert door.reschedule(moved, send_in=IN_TWO_HOURS * 2).body == BODY
     assert door.cancel(cancelled).status is Status.CANCELLED
     assert door.suppress("c") == 1
-    assert [each.recipient for each in door.suppressed()] == ["c"]
+    assert [suppression.recipient for suppression in door.suppressed()] == ["c"]
     assert door.unsuppress("c") == ()
     assert door.get(kept).status is Status.CANCELLED
     assert parts.sweep.enqueue_due() == 0
@@ -171,9 +171,9 @@ def test_a_life_under_other_names(house: House) -> None:
     assert door.story(first.id).message.id == first.id
     assert door.status().counts.complete
     assert door.top("recipient").tops
-    found = examined(house)
+    findings = examined(house)
     for check in ("store.answers", "store.migrations", "store.indexes", "work.channels"):
-        assert found[check].level is OK, found[check]
+        assert findings[check].level is OK, findings[check]
     assert parts.void_ids.give_up([new_id()]).void
     assert parts.store_maintenance.prune(older_than=timedelta(0), limit=99) > 0
     with pytest.raises(MessageNotFound):

@@ -35,7 +35,7 @@ def due_notifications(database: Database) -> Notifications:
 def tell(database: Database) -> list[Any]:
     """Tell everything; return the rows of the status messages made by that."""
     made = due_notifications(database).tell(limit=100)
-    return [rows.row(database, each) for each in made]
+    return [rows.row(database, message_id) for message_id in made]
 
 
 def claims(database: Database) -> Claims:
@@ -222,7 +222,7 @@ def test_two_sweeps_side_by_side_make_each_status_message_once(database: Databas
 
     assert at_once([sweep] * 2) == [None] * 2
     made.update(due_notifications(database).tell(limit=100))
-    told = {rows.row(database, each).body["data"]["id"] for each in made}
+    told = {rows.row(database, message_id).body["data"]["id"] for message_id in made}
     assert (len(made), len(told), set(made.values())) == (30, 30, {1})
 
 
@@ -235,7 +235,7 @@ def test_the_look_for_notifications_reads_the_due_ones_alone(database: Database)
     sent(database)
     with asked_of(database.engine) as statements:
         assert len(tell(database)) == 1
-    look, values = next(each for each in statements if "FROM dispatcher_messages" in each[0])
+    look, values = next(asked for asked in statements if "FROM dispatcher_messages" in asked[0])
     with database.engine.connect() as connection:
         if database.url.get_backend_name() == "postgresql":
             assert touched(plan_of(connection, look, values, "ANALYZE")) < 10

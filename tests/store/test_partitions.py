@@ -56,26 +56,26 @@ def run(database: Database, statement: Any, **values: Any) -> Any:
 
 def today(database: Database) -> date:
     """Return the day by the database's clock, in UTC."""
-    found: date = run(database, "SELECT CAST(now() AT TIME ZONE 'UTC' AS date)")[0][0]
-    return found
+    day: date = run(database, "SELECT CAST(now() AT TIME ZONE 'UTC' AS date)")[0][0]
+    return day
 
 
 def days(database: Database, table: str) -> set[date]:
     """Return the days that have a partition of their own."""
-    found = run(
+    made = run(
         database,
         "SELECT relname FROM pg_inherits JOIN pg_class child ON child.oid = inhrelid "
         "WHERE inhparent = CAST(:history AS regclass)",
         history=f"{table}_history",
     )
-    names = (name.removeprefix(f"{table}_history_") for (name,) in found)
-    return {datetime.strptime(each, "%Y%m%d").date() for each in names if each.isdigit()}  # noqa: DTZ007 - a day
+    names = (name.removeprefix(f"{table}_history_") for (name,) in made)
+    return {datetime.strptime(name, "%Y%m%d").date() for name in names if name.isdigit()}  # noqa: DTZ007 - a day
 
 
 def standing(database: Database) -> Days | None:
     """Return for how many days there are partitions, and whether rows lie in none."""
-    found = StoreSurvey(database).housekeeping()
-    return found and found.days
+    facts = StoreSurvey(database).housekeeping()
+    return facts and facts.days
 
 
 def make_day(database: Database, day: date, schema: str = DAYS) -> None:
@@ -111,8 +111,8 @@ def in_use(database: Database, *statements: str | Executable) -> Iterator[Any]:
     url = database.url.render_as_string(hide_password=False)
     with closing(Database(url)) as other, other.engine.connect() as connection:
         connection.exec_driver_sql("BEGIN")
-        for each in statements:
-            connection.execute(text(each) if isinstance(each, str) else each).close()
+        for statement in statements:
+            connection.execute(text(statement) if isinstance(statement, str) else statement).close()
         yield connection
         connection.exec_driver_sql("ROLLBACK")
 
@@ -142,15 +142,15 @@ def test_claims_and_the_sweep_look_at_live_messages_alone(database: Database) ->
     ] + [f"LOCK TABLE {table}_history_other IN ACCESS EXCLUSIVE MODE" for table in SPLIT]
     with in_use(database, *locks):
         assert len(rows.take_due(maintenance, limit=9, grace=rows.SOON)) == 4
-        sent, snoozed, retried, *more = claims.claim([each.id for each in due])
+        sent, snoozed, retried, *more = claims.claim([message.id for message in due])
         assert claims.renew([sent]) == {sent.message.id}
         claims.put_back([(snoozed, rows.SOON)], enqueue_in=rows.SOON)
         claims.record([Success(sent, None)], [], enqueue_in=rows.SOON)
         claims.enqueue_when_due([snoozed.message.id])
         store.enqueue_again([snoozed.message.id])
-        assert not claims.unclaimed([each.message.id for each in more]).waits
+        assert not claims.unclaimed([claim.message.id for claim in more]).waits
         assert maintenance.rescue(limit=9) == []
-    with in_use(database, *(each for each in locks if SPLIT[0] in each)):
+    with in_use(database, *(lock for lock in locks if SPLIT[0] in lock)):
         failure = Failure(retried, Outcome.TEMPORARY, "busy", rows.SOON)
         claims.record([], [failure], enqueue_in=rows.SOON)
     assert store.get(sent.message.id).status is Status.SENT
@@ -171,9 +171,9 @@ def test_a_prune_makes_the_coming_days_and_drops_the_old_ones(
         assert day not in days(database, table)
     store = Messages(database)
     assert (store.with_keys(["old"]).get("old"), store.attempts(gone.id)) == (None, [])
-    found = store.with_keys(["new"]).get("new")
-    assert found is not None
-    assert found[0].id == kept.id
+    stored = store.with_keys(["new"]).get("new")
+    assert stored is not None
+    assert stored[0].id == kept.id
     assert maintenance.prune(older_than=RETENTION, limit=9) == 0
     assert standing(database) == (3, True)
 
@@ -231,15 +231,15 @@ def test_messages_are_deleted_one_by_one_where_their_day_stays_for_another(
     database: Database,
 ) -> None:
     barely, long_ago = today(database) - RETENTION - DAY, today(database) - OLD
-    for each in (barely, long_ago):
-        make_day(database, each)
+    for day in (barely, long_ago):
+        make_day(database, day)
     kept, gone = rows.ended(database, RETENTION + DAY), rows.ended(database, OLD)
     survey = StoreSurvey(database)
     assert 7 * DAY < survey.not_pruned(retention=RETENTION) <= 9 * DAY
     assert StoreMaintenance(database).prune(older_than=RETENTION, limit=9) == 1
     assert survey.not_pruned(retention=RETENTION) == timedelta(0)
     ids = Messages(database).find_many([kept.id, gone.id])
-    assert [each.id for each in ids] == [kept.id]
+    assert [message.id for message in ids] == [kept.id]
 
 
 def test_a_message_that_is_retried_while_its_day_goes_keeps_its_key_or_is_gone(
@@ -249,10 +249,9 @@ def test_a_message_that_is_retried_while_its_day_goes_keeps_its_key_or_is_gone(
     rows.change(database, message.id, status="failed")
     free, failed = partitions._free_keys, StoppedMessages(database)
 
-    def free_after_a_retry(*given: Any) -> None:
-        found = [(each, 1) for each in failed.look([message.id]).values()]
-        failed.retry(found)
-        free(*given)
+    def free_after_a_retry(*arguments: Any) -> None:
+        failed.retry([(stopped, 1) for stopped in failed.look([message.id]).values()])
+        free(*arguments)
 
     monkeypatch.setattr(partitions, "_free_keys", free_after_a_retry)
     StoreMaintenance(database).keep_days(older_than=RETENTION)
@@ -351,7 +350,7 @@ def test_a_message_whose_first_insert_is_not_answered_is_not_stored_twice(
     """It ends before the second INSERT, which saw neither of its partitions, looks at the keys."""
     message = rows.a_message()
     copy = rows.add(database)
-    names = [each.name for each in messages.columns if each.name != "id"]
+    names = [column.name for column in messages.columns if column.name != "id"]
     columns = [literal(message.id, messages.c.id.type), *(messages.c[name] for name in names)]
     like_it = select(*columns).where(messages.c.id == copy.id)
     first = insert(messages).from_select(["id", *names], like_it)
@@ -361,7 +360,7 @@ def test_a_message_whose_first_insert_is_not_answered_is_not_stored_twice(
 
     with while_another_ends_it(database, message, first, work=again) as coming:
         assert coming.result().id == message.id
-    assert [each.status for each in rows.listed(database) if each.id == message.id] == [Status.SENT]
+    assert [row.status for row in rows.listed(database) if row.id == message.id] == [Status.SENT]
 
 
 @pytest.mark.parametrize("how", ["alone", "in a batch"])

@@ -34,11 +34,11 @@ def test_a_vacuum_that_counts_no_row_leaves_the_look_ups_by_id(
         sql.exec_driver_sql(f"VACUUM {', '.join(LIVE)}")
         for statement, values in asked_for_a_group(database):
             plan = generic_plan(sql, statement) if is_generic else plan_of(sql, statement, values)
-            reads = [each for each in nodes(plan) if is_of_live(each)]
+            reads = [node for node in nodes(plan) if is_of_live(node)]
             assert reads, statement
-            for each in reads:
-                looked_up = str(each.get("Index Cond", each.get("Recheck Cond")))
-                assert "id = " in looked_up, f"{statement}\n\n{each}"
+            for node in reads:
+                looked_up = str(node.get("Index Cond", node.get("Recheck Cond")))
+                assert "id = " in looked_up, f"{statement}\n\n{node}"
 
 
 def asked_for_a_group(database: Database) -> list[tuple[str, Any]]:
@@ -71,18 +71,18 @@ def generic_plan(connection: Connection, statement: str) -> dict[str, Any]:
     numbered = re.sub(
         r"%\((\w+)\)s", lambda name: f"${names.setdefault(name[1], len(names) + 1)}", statement
     )
-    [found] = connection.exec_driver_sql(
+    [answer] = connection.exec_driver_sql(
         f"EXPLAIN (FORMAT JSON, GENERIC_PLAN) {numbered}"
     ).scalar_one()
-    plan: dict[str, Any] = found["Plan"]
+    plan: dict[str, Any] = answer["Plan"]
     return plan
 
 
 def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a plan and all below it."""
     yield plan
-    for each in plan.get("Plans", []):
-        yield from nodes(each)
+    for node in plan.get("Plans", []):
+        yield from nodes(node)
 
 
 def is_of_live(node: dict[str, Any]) -> bool:
