@@ -72,9 +72,9 @@ def test_a_sound_deployment_is_ok_and_looking_changes_nothing(house: House) -> N
     house.submit(send_in=MINUTE)
     note_at_work(house)
     before = house.snapshot()
-    found = examined(house, at_work=False)
-    assert levels(found) == FSYNC_OFF[house.database.url.get_backend_name()]
-    assert len(found) == 48
+    findings = examined(house, at_work=False)
+    assert levels(findings) == FSYNC_OFF[house.database.url.get_backend_name()]
+    assert len(findings) == 48
     assert stops(house) == set()
     assert house.snapshot() == before
 
@@ -128,19 +128,19 @@ def test_a_redis_that_is_away_is_asked_once_and_one_error_and_stops_no_worker(
     lone.server.stop()
     ask = create_autospec(RedisSurvey.servers, side_effect=RedisSurvey.servers)
     monkeypatch.setattr(RedisSurvey, "servers", ask)
-    found = examined(lone)
+    findings = examined(lone)
     ask.assert_called_once()
     away = f"Redis at {lone.server.socket} cannot be reached"
-    assert found["redis.answers"].found == away
-    assert "`dispatcher up` runs one here" in (found["redis.answers"].remedy or "")
-    assert found["clock.redis"].found == f"not examined: {away}"
-    assert found["broker.answers"].level is ERROR
-    assert {name for name, each in found.items() if each.level is SKIPPED} == {
-        *(name for name in found if name.startswith("redis.") and name != "redis.answers"),
+    assert findings["redis.answers"].found == away
+    assert "`dispatcher up` runs one here" in (findings["redis.answers"].remedy or "")
+    assert findings["clock.redis"].found == f"not examined: {away}"
+    assert findings["broker.answers"].level is ERROR
+    assert {name for name, finding in findings.items() if finding.level is SKIPPED} == {
+        *(name for name in findings if name.startswith("redis.") and name != "redis.answers"),
         "broker.queues", "broker.separate", "clock.redis", "work.orphans", "work.processes",
         "work.zones",
     }  # fmt: skip
-    assert found["store.migrations"].level is OK
+    assert findings["store.migrations"].level is OK
     assert stops(lone) == set()
 
 
@@ -196,19 +196,19 @@ def test_a_missing_file_or_folder_of_sqlite_is_one_error(house: House, tmp_path:
     missing = f"there is no file {tmp_path}/none.db remedy: run `dispatcher migrate`"
     url = f"sqlite:///{tmp_path}/none.db"
     assert judged(house, "store.answers", ERROR, missing, database_url=url).stops_worker
-    found = examined(house, database_url=f"sqlite:///{tmp_path}/no/such/folder/x.db")
+    findings = examined(house, database_url=f"sqlite:///{tmp_path}/no/such/folder/x.db")
     missing = f"there is no folder {tmp_path}/no/such/folder"
-    assert found["store.answers"].found == missing
-    assert (found["store.answers"].remedy or "").startswith("make it, or correct database_url")
-    assert found["clock.store"].found == f"not examined: {missing}"
-    others = [name for name in found if name.startswith("store.") and name != "store.answers"]
-    assert levels(found, "store") == dict.fromkeys(others, SKIPPED) | {"store.answers": ERROR}
+    assert findings["store.answers"].found == missing
+    assert (findings["store.answers"].remedy or "").startswith("make it, or correct database_url")
+    assert findings["clock.store"].found == f"not examined: {missing}"
+    others = [name for name in findings if name.startswith("store.") and name != "store.answers"]
+    assert levels(findings, "store") == dict.fromkeys(others, SKIPPED) | {"store.answers": ERROR}
 
 
 def test_a_clock_an_hour_off_stops_the_worker(slow: House) -> None:
-    found = examined(slow)
-    assert levels(found, "clock") == {"clock.store": ERROR, "clock.redis": ERROR}
-    assert "s or more ahead of this machine's" in found["clock.store"].found
+    findings = examined(slow)
+    assert levels(findings, "clock") == {"clock.store": ERROR, "clock.redis": ERROR}
+    assert "s or more ahead of this machine's" in findings["clock.store"].found
     assert stops(slow) == {"clock.store"}
 
 
@@ -221,21 +221,21 @@ def test_broker_and_windows_in_one_database(house: House) -> None:
 
 @on_sqlite
 def test_a_broker_that_is_away_is_an_error_without_its_password(house: House) -> None:
-    found = examined(house, broker_url="amqp://ada:hunter2@127.0.0.1:1//")
-    assert levels(found) == {
+    findings = examined(house, broker_url="amqp://ada:hunter2@127.0.0.1:1//")
+    assert levels(findings) == {
         "broker.answers": ERROR, "broker.queues": SKIPPED, "broker.separate": SKIPPED,
     }  # fmt: skip
-    assert "hunter2" not in str(found)
+    assert "hunter2" not in str(findings)
 
 
 @on_sqlite
-@pytest.mark.parametrize(("there", "wanted"), [("classic", "quorum"), ("quorum", "classic")])
+@pytest.mark.parametrize(("there", "asked"), [("classic", "quorum"), ("quorum", "classic")])
 def test_a_queue_of_another_type_stops_the_worker(
-    house: House, rabbitmq: str, own_queue: str, there: str, wanted: str
+    house: House, rabbitmq: str, own_queue: str, there: str, asked: str
 ) -> None:
     """It would be refused each time, and connect again and again."""
     with_broker: dict[str, Any] = {"broker_url": rabbitmq, "queue": own_queue}
-    for queue_type in (wanted, there):
+    for queue_type in (asked, there):
         judged(house, "broker.queues", OK, queue_type=queue_type, **with_broker)  # it makes none
     arguments = {"x-queue-type": there} if there == "quorum" else None
     with Connection(rabbitmq) as connection:
@@ -243,8 +243,8 @@ def test_a_queue_of_another_type_stops_the_worker(
               queue_arguments=arguments)(connection.channel()).queue_declare()  # fmt: skip
     judged(house, "broker.queues", OK, queue_type=there, **with_broker)
     says = (f"{own_queue}.memory", f"set queue_type = {there!r}")
-    judged(house, "broker.queues", ERROR, *says, queue_type=wanted, **with_broker)
-    assert stops(house, queue_type=wanted, **with_broker) == {"broker.queues"}
+    judged(house, "broker.queues", ERROR, *says, queue_type=asked, **with_broker)
+    assert stops(house, queue_type=asked, **with_broker) == {"broker.queues"}
 
 
 @on_sqlite
@@ -326,9 +326,9 @@ def test_work_that_is_late_is_named_with_its_age(
         message = house.submit(f"r{number}", send_in=MINUTE)
         instants = {name: now + at for name, at in row.items() if isinstance(at, timedelta)}
         house.change([message], **row | instants)
-    found = examined(house)
-    assert levels(found, "work.") == wrong
-    assert re.match(said, found[next(iter(wrong))].found)
+    findings = examined(house)
+    assert levels(findings, "work.") == wrong
+    assert re.match(said, findings[next(iter(wrong))].found)
 
 
 def test_it_is_said_that_due_messages_may_be_paused(house: House) -> None:
@@ -379,7 +379,7 @@ def test_a_status_url_that_nobody_tells(house: House) -> None:
 
 def test_a_database_that_takes_no_rows_is_an_error(lone: House) -> None:
     pages = lone.parts.database.run(
-        lambda each: each.exec_driver_sql("PRAGMA page_count").scalar_one()
+        lambda connection: connection.exec_driver_sql("PRAGMA page_count").scalar_one()
     )
     before = lone.snapshot()
 
@@ -486,20 +486,20 @@ def test_a_server_is_judged_by_its_facts(
 ) -> None:
     nodes = [node("a:1"), node("b:2", **facts)]
     doctor: Any = SimpleNamespace(redis_nodes=lambda: nodes)
-    found = judge(doctor)
+    finding = judge(doctor)
     level = ERROR if result is STOPS else result
-    assert (found.level, found.stops_worker) == (level, result is STOPS)
-    assert found.found.startswith("b:2: ") is (level is not OK), "the worst server is named"
+    assert (finding.level, finding.stops_worker) == (level, result is STOPS)
+    assert finding.found.startswith("b:2: ") is (level is not OK), "the worst server is named"
 
 
 def test_tables_of_another_program_stop_the_worker() -> None:
     obstacle = Obstacle("it has dispatcher_messages", "set another table_prefix")
     standing = SchemaStanding(None, "0001", ("0001",), is_known=True, obstacle=obstacle)
     doctor: Any = SimpleNamespace(schema=lambda: standing)
-    found = checks.store_migrations(doctor)
-    assert (found.level, found.stops_worker) == (ERROR, True)
-    assert found.found == "the database cannot be migrated: it has dispatcher_messages"
-    assert found.remedy == "set another table_prefix"
+    finding = checks.store_migrations(doctor)
+    assert (finding.level, finding.stops_worker) == (ERROR, True)
+    assert finding.found == "the database cannot be migrated: it has dispatcher_messages"
+    assert finding.remedy == "set another table_prefix"
 
 
 @pytest.mark.parametrize(
@@ -560,5 +560,5 @@ def test_the_true_offset_lies_within_the_bounds(offset: timedelta, there: int, b
     ],
 )
 def test_clocks_are_judged_by_what_is_certain(least: int, most: int, level: Level) -> None:
-    found = checks.judge_clock("x", least * MS, most * MS, stops_worker=True)
-    assert (found.level, found.stops_worker) == (level, level is ERROR)
+    finding = checks.judge_clock("x", least * MS, most * MS, stops_worker=True)
+    assert (finding.level, finding.stops_worker) == (level, level is ERROR)

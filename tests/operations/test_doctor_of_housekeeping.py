@@ -126,9 +126,9 @@ def test_a_slot_without_a_consumer_is_warned_of() -> None:
             doctor: Any = SimpleNamespace(housekeeping=StoreSurvey(database).housekeeping)
             assert checks.store_replication(doctor).found == "no replication slot"
             server.execute("SELECT pg_create_physical_replication_slot('gone', true)")
-            found = checks.store_replication(doctor)
-    assert found.level is WARNING
-    assert "gone (not in use, " in found.found
+            finding = checks.store_replication(doctor)
+    assert finding.level is WARNING
+    assert "gone (not in use, " in finding.found
 
 
 def migrate_at(url: str) -> None:
@@ -156,8 +156,8 @@ def migrate_at(url: str) -> None:
 def test_only_what_lasts_too_long_is_warned_of(facts: Housekeeping, wrong: set[str]) -> None:
     names = ("store.transactions", "store.dead_rows", "store.replication", "store.partitions")
     doctor: Any = SimpleNamespace(housekeeping=lambda: facts)
-    found = {name: checks.CHECKS[name](doctor) for name in names}
-    assert {name for name, each in found.items() if each.level is not Level.OK} == wrong
+    findings = {name: checks.CHECKS[name](doctor) for name in names}
+    assert {name for name, finding in findings.items() if finding.level is not Level.OK} == wrong
 
 
 def test_messages_that_should_be_deleted_and_are_not(house: House) -> None:

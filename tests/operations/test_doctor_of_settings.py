@@ -30,10 +30,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def judged(name: str, level: Level, *says: str, hooks: Any = "", **channels: Any) -> Finding:
     """Check what is found of settings, without a look at Redis and the database."""
     with doctor_for(Settings(hooks=hooks, channels=channels)) as doctor:
-        every = {each.check: each for each in doctor.find(NAMES)}
+        every = {finding.check: finding for finding in doctor.find(NAMES)}
     assert PASSWORD not in str(every)
     assert "hunter2" not in str(every)
-    assert all(each.remedy for each in every.values() if each.level in (WARNING, ERROR))
+    assert all(finding.remedy for finding in every.values() if finding.level in (WARNING, ERROR))
     finding = every[f"settings.{name}"]
     assert finding.level is level, finding
     for words in says:
@@ -208,7 +208,7 @@ def test_a_rule_for_recipients_or_a_type_of_bodies_that_cannot_be_used(
     }[setting]
     memory = {"transport": "memory"}
     judged(check, OK, f"there are no {what}", memory=memory)
-    sound = {f"good-{number}": memory | {setting: each} for number, each in enumerate(good)}
+    sound = {f"good-{number}": memory | {setting: value} for number, value in enumerate(good)}
     judged(check, OK, f"the {what} of 2 channels can be loaded", **sound)
     told = f": channels.sms.{setting}: {says.format(value)} remedy: "
     assert not judged(check, ERROR, told, **sound, sms=memory | {setting: value}).stops_worker

@@ -49,7 +49,7 @@ DEFAULTS = ("console", "file", "memory")
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Go to a folder with settings of its own, without any in the environment."""
-    for name in [each for each in os.environ if each.startswith("DISPATCHER_")]:
+    for name in [variable for variable in os.environ if variable.startswith("DISPATCHER_")]:
         monkeypatch.delenv(name)
     folder = tmp_path / "project"
     folder.mkdir()
@@ -64,7 +64,7 @@ def test_embedded_reads_no_other_settings(tmp_path: Path) -> None:
         assert set(settings.channels) == {"sms", *DEFAULTS}
         assert settings.channels["sms"].quiet_hours is None
         assert settings.channels["sms"].options == {}
-        assert [str(each) for each in settings.quotas] == ["1/minute", "5/hour", "10/day"]
+        assert [str(quota) for quota in settings.quotas] == ["1/minute", "5/hour", "10/day"]
         assert (settings.zone, settings.hooks, settings.status_channel) == ("UTC", "", "")
         assert settings.scopes == {}
         message = dispatcher.submit(
@@ -83,7 +83,7 @@ def test_variables_say_what_is_not_given_and_no_part_of_what_is(
         monkeypatch.setenv(f"DISPATCHER_{name}", value)
     settings = _load(tmp_path, {"channels": SMS, "quotas": "2/day"})
     assert settings.zone == "Europe/Paris"
-    assert [str(each) for each in settings.quotas] == ["2/day"]
+    assert [str(quota) for quota in settings.quotas] == ["2/day"]
     assert set(settings.channels) == {"sms", *DEFAULTS}
     assert settings.channels["sms"].max_attempts != 7
     monkeypatch.delenv("DISPATCHER_CHANNELS__SMS__MAX_ATTEMPTS")
@@ -105,7 +105,7 @@ def test_worker_and_beat_have_the_same(
     env = (_service(settings, "worker").env or {}) | {"PYTHONPATH": str(ROOT)}
     child = ran(sys.executable, "-c", program, cwd=project, env=env, check=True)
     assert json.loads(child.stdout) == settings.environment()
-    assert [each.name for each in project.iterdir()] == ["dispatcher.toml"]
+    assert [path.name for path in project.iterdir()] == ["dispatcher.toml"]
 
 
 @pytest.mark.parametrize("has_log", [True, False])

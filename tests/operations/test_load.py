@@ -101,38 +101,38 @@ def test_minutes_are_counted_by_channel_and_overbooked_ones_marked(
     _book(house, "mail", 5, at)
     _book(house, "mail", 1, start + 26 * HOUR)
 
-    found = house.dispatcher.load()
-    assert (found.end - found.start, found.complete) == (DAY, True)
-    assert found.counted_until == found.end
-    channels = {each.channel: each for each in found.channels}
-    assert {name: each.limits for name, each in channels.items()} == {
+    load = house.dispatcher.load()
+    assert (load.end - load.start, load.complete) == (DAY, True)
+    assert load.counted_until == load.end
+    channels = {channel.channel: channel for channel in load.channels}
+    assert {name: channel.limits for name, channel in channels.items()} == {
         "mail": (), "sms": ("1/second",),
     }  # fmt: skip
-    shown = [(each.at - at, each.due, each.waiting, each.overbooked)
-             for each in channels["sms"].minutes]  # fmt: skip
+    shown = [(minute.at - at, minute.due, minute.waiting, minute.overbooked)
+             for minute in channels["sms"].minutes]  # fmt: skip
     assert shown == [
         (0 * MINUTE, 140, 0, True), (MINUTE, 1, 80, True), (HOUR, 60, 0, False),
     ]  # fmt: skip
     assert channels["sms"].minutes[0].last_at == at + 140 * SECOND
-    assert [(each.due, each.overbooked) for each in channels["mail"].minutes] == [(5, False)]
+    assert [(minute.due, minute.overbooked) for minute in channels["mail"].minutes] == [(5, False)]
     week = house.dispatcher.load(within=7 * DAY)
-    assert sum(each.due for some in week.channels for each in some.minutes) == 207
+    assert sum(minute.due for channel in week.channels for minute in channel.minutes) == 207
 
     with patch.object(listing, "_COUNTED", 7):
-        assert house.dispatcher.load() == found, "read in parts, though many share an instant"
+        assert house.dispatcher.load() == load, "read in parts, though many share an instant"
     monkeypatch.setattr(listing, "MOST_COUNTED", 150)
-    some = house.dispatcher.load()
-    assert not some.complete
-    assert some.start < some.counted_until < at + HOUR
+    load = house.dispatcher.load()
+    assert not load.complete
+    assert load.start < load.counted_until < at + HOUR
 
 
-def _book(house: House, channel: str, many: int, at: datetime) -> None:
+def _book(house: House, channel: str, count: int, at: datetime) -> None:
     drafts = [
         Draft(channel=channel, recipient=f"r{number}", body={}, send_at=at)
-        for number in range(many)
+        for number in range(count)
     ]
-    assert Counter(type(each).__name__ for each in house.dispatcher.submit_many(drafts)) == {
-        "Message": many
+    assert Counter(type(answer).__name__ for answer in house.dispatcher.submit_many(drafts)) == {
+        "Message": count
     }
 
 

@@ -126,15 +126,15 @@ def test_use_cases_and_duties_share_sessions(pooled: House, pooler: Pooler) -> N
             pooled.dispatcher.cancel(pooled.submit(f"{name} never").id)
             moved = pooled.submit(f"{name} later", send_in=timedelta(hours=1))
             pooled.dispatcher.reschedule(moved.id, send_in=timedelta(0))
-            assert all(isinstance(each, Message) for each in batch), batch
-            ids = [each.id for each in batch if isinstance(each, Message)]
+            assert all(isinstance(message, Message) for message in batch), batch
+            ids = [message.id for message in batch if isinstance(message, Message)]
             assert pooled.deliver(single, moved, *ids) == 5
             parts.sweep.enqueue_due()
             parts.sweep.rescue()
             parts.reconciler.reconcile()
             parts.sweep.prune()
 
-    failed = [each for each in at_once([partial(use, n) for n in range(THREADS)]) if each]
+    failed = [failure for failure in at_once([partial(use, n) for n in range(THREADS)]) if failure]
     assert failed == []
     assert len(set(pooled.sent)) == len(pooled.sent) == THREADS * ROUNDS * 5
     assert pooled.dispatcher.list(status=Status.SENT, limit=1)
@@ -144,7 +144,7 @@ def test_use_cases_and_duties_share_sessions(pooled: House, pooler: Pooler) -> N
 
 def test_a_whole_import_is_copied(pooled: House) -> None:
     stored = pooled.dispatcher.submit_many(drafts("ada", 1_000, timedelta(days=1)))
-    assert sum(isinstance(each, Message) for each in stored) == 1_000
+    assert sum(isinstance(answer, Message) for answer in stored) == 1_000
 
 
 def test_migrations_take_turns_and_bounded_statements_end(
