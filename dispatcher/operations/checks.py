@@ -118,8 +118,8 @@ def redis_version(node: RedisNode) -> Finding:
     version = str(node.info.get("redis_version", ""))
     if _numbers(version) >= _OLDEST:
         return ok(version)
-    found, remedy = f"Redis {version or 'without a version'}", "run Redis 6.2 or newer, or Valkey"
-    return error(found, remedy, stops_worker=True)
+    problem, remedy = f"Redis {version or 'without a version'}", "run Redis 6.2 or newer, or Valkey"
+    return error(problem, remedy, stops_worker=True)
 
 
 @_of_each_node
@@ -157,8 +157,8 @@ def redis_eviction(node: RedisNode) -> Finding:
 @_of_each_node
 def redis_writes(node: RedisNode) -> Finding:
     if node.info.get("role") == "slave":
-        found = "the server is a read-only replica: every submit is refused"
-        return error(found, "let redis_url lead to the master")
+        problem = "the server is a read-only replica: every submit is refused"
+        return error(problem, "let redis_url lead to the master")
     names = {"aof_last_write_status": "log", "rdb_last_bgsave_status": "snapshot"}
     failed = [what for name, what in names.items() if node.info.get(name, "ok") != "ok"]
     if not failed:
@@ -277,8 +277,8 @@ def store_answers(doctor: Doctor) -> Finding:
 def store_migrations(doctor: Doctor) -> Finding:
     standing = doctor.schema()
     if standing.obstacle is not None:
-        found = f"the database cannot be migrated: {standing.obstacle.problem}"
-        return error(found, standing.obstacle.remedy, stops_worker=True)
+        problem = f"the database cannot be migrated: {standing.obstacle.problem}"
+        return error(problem, standing.obstacle.remedy, stops_worker=True)
     if not standing.is_known:
         return warning(
             f"the database is at revision {standing.revision}, which this version does not know",
@@ -287,8 +287,8 @@ def store_migrations(doctor: Doctor) -> Finding:
     if not standing.missing:
         return ok(f"at revision {standing.revision}")
     there = f"at revision {standing.revision}" if standing.revision else "without tables"
-    found = f"the database is {there}; missing: {', '.join(standing.missing)}"
-    return error(found, "run `dispatcher migrate` first", stops_worker=True)
+    problem = f"the database is {there}; missing: {', '.join(standing.missing)}"
+    return error(problem, "run `dispatcher migrate` first", stops_worker=True)
 
 
 def store_indexes(doctor: Doctor) -> Finding:
@@ -297,13 +297,13 @@ def store_indexes(doctor: Doctor) -> Finding:
     missing = doctor.store.missing_indexes()
     if not missing:
         return ok("all are there")
-    found = f"missing: {', '.join(missing)}"
+    problem = f"missing: {', '.join(missing)}"
     remedy = "create them again as in dispatcher/store/schema.py"
     unique = [name for name in missing if name.startswith("pk_")]
     if unique:
-        found += f". Without {unique[0]} one message may be stored several times"
-        return error(found, remedy, stops_worker=True)
-    return warning(f"{found}. The sweep reads the whole table instead", remedy)
+        problem += f". Without {unique[0]} one message may be stored several times"
+        return error(problem, remedy, stops_worker=True)
+    return warning(f"{problem}. The sweep reads the whole table instead", remedy)
 
 
 def store_durability(doctor: Doctor) -> Finding:
@@ -570,14 +570,14 @@ def judge_clock(
 ) -> Finding:
     surely, perhaps = max(least, -most, timedelta(0)), max(most, -least)
     way = "behind" if most < timedelta(0) else "ahead of"
-    found = f"the clock of {whose} is {surely.total_seconds():.3f} s or more {way} this machine's"
+    problem = f"the clock of {whose} is {surely.total_seconds():.3f} s or more {way} this machine's"
     bound = f"at most {perhaps.total_seconds():.3f} s off"
     remedy = "let NTP set the clocks of all machines"
     if surely > _MOST_APART:
-        found += ". Send times are judged wrongly, and workers far ahead of beat drop its tasks"
-        return error(found, remedy, stops_worker=stops_worker)
+        problem += ". Send times are judged wrongly, and workers far ahead of beat drop its tasks"
+        return error(problem, remedy, stops_worker=stops_worker)
     if surely > _WARNING_APART:
-        return warning(f"{found}; another machine may be as far off the other way", remedy)
+        return warning(f"{problem}; another machine may be as far off the other way", remedy)
     if perhaps > _MOST_APART:
         return warning(
             f"answers took too long to tell: the clock of {whose} is {bound}",
@@ -616,14 +616,14 @@ def work_processes(doctor: Doctor) -> Finding:
 def work_zones(doctor: Doctor) -> Finding:
     own = database()
     versions = {sign.name for sign in doctor.seen()[Kind.ZONES] if sign.is_alive}
-    found = f"times go by the tz database {own.version or 'of unknown version'} of {own.source}"
+    zones = f"times go by the tz database {own.version or 'of unknown version'} of {own.source}"
     if others := versions - {own.version}:
         named = ", ".join(sorted(name or "an unknown one" for name in others))
         return warning(
-            f"{found}; a worker or a beat goes by {named}",
+            f"{zones}; a worker or a beat goes by {named}",
             f"install one version of the package {PACKAGE} on every host, and restart",
         )
-    return ok(found)
+    return ok(zones)
 
 
 def work_sweep(doctor: Doctor) -> Finding:
@@ -768,8 +768,8 @@ def settings_transports(doctor: Doctor) -> Finding:
     unmade = doctor.probes().unmade
     if not unmade:
         return ok("a worker can make the transport of every channel")
-    found = f"a worker with these settings does not start: {_listed(unmade)}"
-    return error(found, "correct what is named, or install what is missing", stops_worker=True)
+    problem = f"a worker with these settings does not start: {_listed(unmade)}"
+    return error(problem, "correct what is named, or install what is missing", stops_worker=True)
 
 
 def settings_servers(doctor: Doctor) -> Finding:
