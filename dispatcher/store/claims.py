@@ -131,9 +131,7 @@ class Claims:
             .order_by(messages.c.next_attempt_at, messages.c.id)
         )
         # One statement each, where the database can; after a failure it is done step by step.
-        self._claim_at_once = backend.claim_at_once(tables, self._claimable, self._take)
-        self._record_at_once = backend.record_at_once(tables)
-        self._put_back_at_once = backend.put_back_at_once(tables)
+        self._at_once = backend.at_once(tables, self._claimable, self._take)
 
     def claim(
         self, message_ids: Sequence[UUID], *, ahead: timedelta = _NO_WAIT, mark: UUID | None = None
@@ -149,8 +147,8 @@ class Claims:
             "ttl": self._ttl.total_seconds(),
         }
         rows: Sequence[Any] | None = None
-        if self._claim_at_once is not None:
-            rows = self._database.try_once(self._claim_at_once, values)
+        if self._at_once.claim is not None:
+            rows = self._database.try_once(self._at_once.claim, values)
         if rows is None:
             rows = self._database.transact(partial(self._claim_in_steps, values=values))
         return [_claim(to_message(row), row.claim_token, row.now) for row in rows]
@@ -233,10 +231,10 @@ class Claims:
         unless it was cancelled or has expired. A failure counts while its claim is the last one.
         Messages to retry are due ``wait`` from now, and enqueued ``enqueue_in`` after that.
         """
-        if self._record_at_once is not None and successes and not failures:
+        if self._at_once.record is not None and successes and not failures:
             values = _keys([success.claim for success in successes])
             values |= {"receipts": [success.receipt for success in successes]}
-            if self._database.try_once(self._record_at_once, values) == []:
+            if self._database.try_once(self._at_once.record, values) == []:
                 return set()
         record = partial(self._record_in_steps, successes, failures, enqueue_in)
         return self._database.transact(record)
@@ -284,12 +282,12 @@ class Claims:
         if not waits:
             return
         claims = [claim for claim, _ in waits]
-        if self._put_back_at_once is not None:
+        if self._at_once.put_back is not None:
             seconds = [wait.total_seconds() for _, wait in waits]
             soon = enqueue_in.total_seconds()
             values = _keys(claims) | {"waits": seconds, "not_begun": NOT_BEGUN}
             values |= {"enqueues": [max(0.0, wait + soon) for wait in seconds]}
-            if self._database.try_once(self._put_back_at_once, values) == []:
+            if self._database.try_once(self._at_once.put_back, values) == []:
                 return
 
         def work(connection: sa.Connection) -> None:

@@ -105,6 +105,19 @@ class InsertFailed(Exception):
         self.perhaps_done = perhaps_done
 
 
+class AtOnce(NamedTuple):
+    """Steps of claims in one statement each, where there is one. What they leave is done in steps.
+
+    ``claim`` takes the claimable messages and begins their attempts: it returns their columns,
+    ``claim_token`` and ``now``. ``record`` records successes of current claims, and ``put_back``
+    puts current claims back: they return the ids of others.
+    """
+
+    claim: sa.Select[Any] | None = None
+    record: sa.TextClause | None = None
+    put_back: sa.TextClause | None = None
+
+
 class Durability(NamedTuple):
     """The settings on which it depends that a commit is kept: ``safe`` values, and those it has."""
 
@@ -242,23 +255,9 @@ class StoreEngine(ABC):
         """
         return None
 
-    def claim_at_once(
-        self, _tables: Tables, _claimable: sa.Select[Any], _take: sa.Update
-    ) -> sa.Select[Any] | None:
-        """Return one statement that takes ``claimable`` messages and begins attempts, where it can.
-
-        It returns their columns, ``claim_token`` and ``now``. Of this one and the next two, what
-        they leave is done step by step.
-        """
-        return None
-
-    def record_at_once(self, _tables: Tables) -> sa.TextClause | None:
-        """Return one statement that records successes of current claims; it returns other ids."""
-        return None
-
-    def put_back_at_once(self, _tables: Tables) -> sa.TextClause | None:
-        """Return one statement that puts current claims back; it returns other ids."""
-        return None
+    def at_once(self, _tables: Tables, _claimable: sa.Select[Any], _take: sa.Update) -> AtOnce:
+        """Return the steps of claims that the database takes in one statement."""
+        return AtOnce()
 
     def due_notifications(
         self, tables: Tables

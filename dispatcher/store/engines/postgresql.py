@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from dispatcher.errors import StoreUnavailable
 from dispatcher.store.engines import partitions
 from dispatcher.store.engines.base import (
+    AtOnce,
     Backlog,
     Days,
     Durability,
@@ -297,9 +298,7 @@ class PostgreSQLEngine(partitions.PartitionedEngine):
 
         return run
 
-    def claim_at_once(
-        self, tables: Tables, claimable: sa.Select[Any], take: sa.Update
-    ) -> sa.Select[Any]:
+    def at_once(self, tables: Tables, claimable: sa.Select[Any], take: sa.Update) -> AtOnce:
         messages, chosen = tables.messages, claimable.cte("claimable")
         taken = (
             take.where(messages.c.id == chosen.c.id)
@@ -312,17 +311,16 @@ class PostgreSQLEngine(partitions.PartitionedEngine):
             sa.select(taken.c.id, taken.c.claim_token, started_at),
         )
         # The later the clock is read, the shorter is the wait of a message that is not due yet.
-        return (
+        claim = (
             sa.select(*taken.c, now_read_late().label("now"))
             .order_by(taken.c.next_attempt_at, taken.c.id)
             .add_cte(begun.cte("begun"))
         )
-
-    def record_at_once(self, tables: Tables) -> sa.TextClause:
-        return _at_once(tables, _RECORD)
-
-    def put_back_at_once(self, tables: Tables) -> sa.TextClause:
-        return _at_once(tables, _PUT_BACK)
+        named = {
+            "messages": _name(messages).as_string(), "attempts": _name(tables.attempts).as_string()
+        }  # fmt: skip
+        record, put_back = (sa.text(text.format_map(named)) for text in (_RECORD, _PUT_BACK))
+        return AtOnce(claim, record, put_back)
 
     @contextmanager
     def impatient(self, connection: sa.Connection) -> Iterator[None]:
@@ -370,11 +368,6 @@ class PostgreSQLEngine(partitions.PartitionedEngine):
                 log.warning("another migration of this database runs: waiting for its end")
                 connection.execute(_LOCK)
             yield
-
-
-def _at_once(tables: Tables, text: str) -> sa.TextClause:
-    names = {"messages": tables.messages, "attempts": tables.attempts}
-    return sa.text(text.format_map({name: _name(names[name]).as_string() for name in names}))
 
 
 def _name(table: sa.Table) -> sql.Identifier:
