@@ -1,7 +1,7 @@
 """Draws docs/pictures/states.svg: the statuses of a message, and every way between them.
 
 Run it from the root of the repository: ``python -m docs.pictures.draw_states``. A test compares the
-ways with the table of docs/guarantees.md, and the picture with what is drawn here.
+ways with the list of docs/guarantees.md, and the picture with what is drawn here.
 """
 
 from __future__ import annotations

@@ -45,11 +45,11 @@ def test_the_picture_of_the_demo_shows_each_of_its_steps() -> None:
 
 
 def listed() -> set[tuple[str, str]]:
-    """Return the ways of the table, one for each pair; a row may tell of several statuses."""
+    """Return the ways of the list, one for each pair; a line may tell of several statuses."""
     found: set[tuple[str, str]] = set()
     for row in page("docs/guarantees.md").splitlines():
-        match = re.match(r"\| ([^|]+) → ([^|(]+)", row)
-        if match is None or match[1] == "from":
+        match = re.match(r"- ([^:]+) → ([^:(]+)", row)
+        if match is None:
             continue
         sources, targets = (
             re.findall(r"\w+", each.partition(", which")[0]) for each in match.groups()
