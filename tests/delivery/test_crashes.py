@@ -305,7 +305,9 @@ def test_only_what_a_worker_had_begun_and_not_recorded_is_of_unknown_outcome(
 
 
 @on_postgresql
-@pytest.mark.parametrize("point", ["renew.after_permits", "renew.after_claims"])
+@pytest.mark.parametrize(
+    "point", ["renew.after_permits", pytest.param("renew.after_claims", marks=pytest.mark.long)]
+)
 def test_a_worker_killed_while_it_renews_a_claim_leaves_one_message_of_unknown_outcome(
     make: Make, point: str
 ) -> None:
@@ -332,7 +334,7 @@ def frozen_at(point: str, house: House, messages: list[Message]) -> Iterator[Any
 
 
 @on_postgresql
-@pytest.mark.parametrize("is_rescued", [False, True])
+@pytest.mark.parametrize("is_rescued", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_worker_frozen_past_its_claim_does_not_send_when_it_goes_on(
     make: Make, is_rescued: bool
 ) -> None:

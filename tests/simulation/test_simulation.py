@@ -16,7 +16,7 @@ from tests.support.soak import a_third_of, examples
 
 FAULTS = examples(20_000)
 """Faults of an ordinary run; ``make simulate`` has more."""
-_PARTS, _SEEDS = 8, 1_000
+_PARTS, _SEEDS = 6, 1_000
 
 
 @pytest.mark.parametrize("part", a_third_of(range(_PARTS)))

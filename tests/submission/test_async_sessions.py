@@ -235,10 +235,10 @@ def test_more_transactions_than_connections_wait_for_each_other_and_all_commit(
                 await caller.commit()
 
         async with callers(house, pool_size=5, max_overflow=0, pool_timeout=20) as engine:
-            await asyncio.gather(*map(ordering, range(50)))
+            await asyncio.gather(*map(ordering, range(20)))
 
     asyncio.run(story())
-    assert len(house.rows()) == len(house.all_members()) == 100
+    assert len(house.rows()) == len(house.all_members()) == 40
 
 
 @on_sqlite

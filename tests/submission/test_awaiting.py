@@ -32,6 +32,7 @@ from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 
 STREAMED = {"select", "suppressed"}
+pytestmark = pytest.mark.usefixtures("small_batches")
 MINUTE = timedelta(minutes=1)
 
 
@@ -147,17 +148,17 @@ def test_a_result_of_a_closed_dispatcher_that_is_read_on_is_refused(house: House
     """A read would open connections that stay open, and its messages would reach no hook."""
     with Dispatcher(house.settings, clock=house.clock) as ours:
         ours.suppress("eve")
-        answers = iter(ours.submit_many(Draft(**asked(str(number))) for number in range(2_500)))
+        answers = iter(ours.submit_many(Draft(**asked(str(number))) for number in range(250)))
         next(answers)
         messages = ours.select()
         next(messages)
         opted_out = ours.suppressed()
         never_begun = ours.select()
-    assert len([*islice(answers, 999)]) == 999, "the answers of the batch before are not lost"
+    assert len([*islice(answers, 99)]) == 99, "the answers of the batch before are not lost"
     for rest in (answers, messages, opted_out, never_begun):
         with pytest.raises(RuntimeError, match="the dispatcher is closed"):
             next(rest)
-    assert len(house.rows()) == 1_000
+    assert len(house.rows()) == 100
 
 
 @on_sqlite
@@ -166,8 +167,8 @@ def test_closing_waits_for_a_generator_that_is_submitted(house: House) -> None:
     closing = Event()
 
     def drafts() -> Iterator[Draft]:
-        for number in range(2_000):
-            if number == 1_500:
+        for number in range(200):
+            if number == 150:
                 closing.set()
                 wait_until(lambda: ours._is_closed)
             yield Draft(**asked(str(number)))
@@ -176,7 +177,7 @@ def test_closing_waits_for_a_generator_that_is_submitted(house: House) -> None:
         submitted = asyncio.create_task(ours.asubmit_many(drafts()))
         await asyncio.to_thread(closing.wait)
         await ours.aclose()
-        assert len(await submitted) == len(house.rows()) == 2_000
+        assert len(await submitted) == len(house.rows()) == 200
 
     asyncio.run(story())
 

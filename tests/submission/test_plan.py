@@ -27,25 +27,20 @@ from dispatcher.reservation.booking import Submit
 from dispatcher.reservation.plan import Copies
 from dispatcher.submission.validation import validate
 from dispatcher.times.send_time import to_ms
+from tests.submission.conftest import BATCH
 from tests.support.house import BODY, FAR, House
 from tests.support.house_fixtures import Build, on_sqlite
 from tests.support.reserving import reserve
 from tests.support.soak import a_third_of
 
-pytestmark = on_sqlite
+pytestmark = [on_sqlite, pytest.mark.usefixtures("small_batches")]
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
-BATCH = 100
 SETTINGS: dict[str, Any] = {
     "channels": {
         "memory": {"transport": "memory", "quotas": ["3/minute"], "quiet_hours": "14:00-15:00"}
     },
     "scopes": {"tenant": {"quotas": ["40/day in Europe/Berlin"]}},
 }
-
-
-@pytest.fixture(autouse=True)
-def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dispatcher.submission.pipeline.BATCH", BATCH)
 
 
 def draft(recipient: str = "ada", seconds: float = 0, **more: Any) -> Draft:

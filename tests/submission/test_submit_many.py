@@ -30,13 +30,14 @@ from dispatcher import (
     StoreUnavailable,
     UnknownChannel,
 )
+from tests.submission.conftest import BATCH
 from tests.support.doubles import Between, once, raising
 from tests.support.house import FAR, House, draft
 from tests.support.house_fixtures import Build, on_postgresql
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.usefixtures("small_batches")
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
-BATCH = 100
 LATER = FAR + HOUR
 TRICKY = [
     "tab\there",
@@ -46,11 +47,6 @@ TRICKY = [
     "",
     "👋 Grüße",
 ]
-
-
-@pytest.fixture(autouse=True)
-def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dispatcher.submission.pipeline.BATCH", BATCH)
 
 
 def drafts(count: int, **asked: Any) -> list[Draft]:

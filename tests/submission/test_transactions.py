@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from datetime import timedelta
@@ -45,13 +44,6 @@ from tests.support.waiting import wait_until
 
 each_way = pytest.mark.parametrize("way", WAYS)
 on_servers = pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
-
-
-@pytest.fixture
-def engine(house: House) -> Iterator[Engine]:
-    """Give the caller's engine."""
-    with callers_engine(house.database) as engine:
-        yield engine
 
 
 @pytest.mark.every_database

@@ -25,13 +25,6 @@ AsyncSession = type("AsyncSession", (), {"__module__": "sqlalchemy.ext.asyncio.s
 """What SQLAlchemy's own looks like from outside; importing that needs greenlet."""
 
 
-@pytest.fixture
-def engine(house: House) -> Iterator[Engine]:
-    """Give the caller's engine."""
-    with callers_engine(house.database) as engine:
-        yield engine
-
-
 def refuses(house: House, session: object, *, problem: str, accepted: str = "") -> None:
     before = house.snapshot()
     with pytest.raises(InvalidDraft) as caught:
@@ -93,9 +86,15 @@ def copies(house: House, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
     url = server.url(server.create_database())
     migrate_at(url)
     yield url
-    with PostgresServer() as other:
-        other.execute(f'CREATE DATABASE "{house.database.url.database}"')
-        yield other.url(house.database.url.database or "")
+
+
+def refuses_other(house: House, url: str) -> None:
+    engine = create_engine(url.replace("sql://", f"sql+{DRIVERS.get(url[:5])}://"))
+    for way in WAYS:
+        with calling(engine, way) as caller:
+            refuses(house, caller, problem="is on another database")
+            caller.rollback()
+    engine.dispose()
 
 
 @pytest.mark.every_database
@@ -103,12 +102,16 @@ def test_another_database_of_the_same_kind_is_refused(
     house: House, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     for url in copies(house, tmp_path, request):
-        engine = create_engine(url.replace("sql://", f"sql+{DRIVERS.get(url[:5])}://"))
-        for way in WAYS:
-            with calling(engine, way) as caller:
-                refuses(house, caller, problem="is on another database")
-                caller.rollback()
-        engine.dispose()
+        refuses_other(house, url)
+
+
+@pytest.mark.long
+@on_postgresql
+def test_a_database_of_the_same_name_on_another_server_is_refused(house: House) -> None:
+    name = house.database.url.database or ""
+    with PostgresServer() as other:
+        other.execute(f'CREATE DATABASE "{name}"')
+        refuses_other(house, other.url(name))
 
 
 def other_names(house: House, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
