@@ -19,6 +19,7 @@ from dispatcher.store.database import Database
 from dispatcher.times import zones
 from tests.support import canaries
 from tests.support.compiled import compile_once
+from tests.support.examples import ALL
 from tests.support.house_fixtures import build, house, slow
 from tests.support.http_receiver import Receiver, receiving
 from tests.support.mariadb import MariaDBServer
@@ -27,7 +28,6 @@ from tests.support.rabbitmq import own_queue, rabbitmq
 from tests.support.reserving import Reserving, reserving
 from tests.support.servers import PostgresServer, RedisServer
 from tests.support.sharing import begins_late, pytest_xdist_make_scheduler
-from tests.support.soak import ALL
 from tests.support.tables import migrate_at
 from tests.support.workplace import workplace
 

@@ -33,9 +33,9 @@ from tests.support.environment import (
     broker_on,
     short_settings,
 )
+from tests.support.examples import a_third_of
 from tests.support.rabbitmq import queue_of_own, url_at
 from tests.support.servers import RedisServer
-from tests.support.soak import a_third_of
 from tests.support.waiting import wait_until
 from tests.support.workplace import workplace
 

@@ -8,8 +8,8 @@ import pytest
 
 from dispatcher.operations import verification
 from tests.cli.conftest import Run
+from tests.support.examples import a_third_of
 from tests.support.house import House
-from tests.support.soak import a_third_of
 
 EVIL = "\x1b]0;renamed\x07\x1b[2J\x9b31m\x85\u2028\u061c\u202ekcatta\u2069"
 OBEYED = set(EVIL) - set("]0;renamed[2Jm31kcatta")

@@ -20,8 +20,8 @@ from dispatcher.scope import own_scope
 from dispatcher.times.quiet_hours import Hours
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.browser import chromium
+from tests.support.examples import a_third_of, examples
 from tests.support.reserving import Reserving, reserve
-from tests.support.soak import a_third_of, examples
 
 RULE = Path(__file__).parents[2] / "docs/assets/rule.js"
 BASE = 4_102_444_800_000  # 2100-01-01, a Friday

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from dispatcher.limiters import Algorithm, CoolDown, Decision, FixedWindow, Limits, State
 from dispatcher.times.periods import bounds
+from tests.support.examples import examples, play
 from tests.support.limiter_models import MODELS, Model, WindowModel
 from tests.support.limiters import (
     COUNTED,
@@ -24,7 +25,6 @@ from tests.support.limiters import (
     Clocked,
     exported_limits,
 )
-from tests.support.soak import examples, play
 
 ZONE = "America/St_Johns"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

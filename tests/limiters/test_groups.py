@@ -24,8 +24,8 @@ from dispatcher.limiters import (
     State,
 )
 from dispatcher.limiters import limiter as limiter_module
+from tests.support.examples import examples
 from tests.support.limiters import COUNTED, MINUTE, MS, START_US, Clocked
-from tests.support.soak import examples
 
 SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)
 

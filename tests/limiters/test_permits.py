@@ -27,10 +27,10 @@ from dispatcher.redis.keys import PermitKeys, line_of, permit_parts, shard_of
 from dispatcher.redis.scripts import Call, Script
 from dispatcher.scope import NO_SCOPE
 from dispatcher.times.clock import SystemClock
+from tests.support.examples import examples
 from tests.support.limiters import MINUTE, MS, Clocked
 from tests.support.model import is_broken
 from tests.support.proxy import Proxy
-from tests.support.soak import examples
 
 SECOND = timedelta(seconds=1)
 TRIES = 3

@@ -26,10 +26,10 @@ from dispatcher import MissingExtra, cli
 from dispatcher.errors import DISTRIBUTION, install_line, needs
 from dispatcher.store.migrate import migrate
 from tests.support.environment import ROOT
+from tests.support.examples import a_third_of
 from tests.support.house import House
 from tests.support.house_fixtures import on_sqlite
 from tests.support.processes import ran
-from tests.support.soak import a_third_of
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]

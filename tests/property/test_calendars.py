@@ -27,7 +27,7 @@ from tests.support.calendar_model import (
     text_of,
     zoned,
 )
-from tests.support.soak import a_third_of, examples
+from tests.support.examples import a_third_of, examples
 
 
 @pytest.mark.parametrize(

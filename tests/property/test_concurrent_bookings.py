@@ -12,10 +12,10 @@ from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.scope import OWN_SCOPE
 from dispatcher.times.send_time import from_ms, to_ms
+from tests.support.examples import examples
 from tests.support.model import Wish
 from tests.support.reserving import little_at_once, reserve
 from tests.support.servers import RedisServer
-from tests.support.soak import examples
 from tests.support.stories import BASE, BOTH, NEAR, ONE, Step, Story
 
 

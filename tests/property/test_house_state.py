@@ -31,6 +31,7 @@ from dispatcher.submission.pipeline import Result
 from dispatcher.submission.validation import validate
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.clock import MovableClock
+from tests.support.examples import examples, play
 from tests.support.house import (
     FAR,
     House,
@@ -58,7 +59,6 @@ from tests.support.house_model import (
 from tests.support.reserving import move, reserve
 from tests.support.rows import insert_attempt
 from tests.support.servers import RedisServer
-from tests.support.soak import examples, play
 
 MINUTE = timedelta(minutes=1)
 SECOND = timedelta(seconds=1)

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dispatcher.quota import Quota
+from tests.support.examples import a_third_of, examples
 from tests.support.reserving import Reserving
 from tests.support.servers import RedisServer
-from tests.support.soak import a_third_of, examples
 from tests.support.stories import BASE, PATTERNS, Calls, Step, large, lone
 
 SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000

@@ -14,8 +14,8 @@ from dispatcher import Draft, Message, PermanentFailure, QuietHours, QuotaExceed
 from dispatcher.errors import DispatcherError
 from dispatcher.message import Rejection
 from dispatcher.testing import MemoryDispatcher
+from tests.support.examples import examples
 from tests.support.reserving import little_at_once
-from tests.support.soak import examples
 
 START = datetime(2026, 11, 23, 12, tzinfo=UTC)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)

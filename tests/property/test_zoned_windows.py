@@ -15,10 +15,10 @@ from dispatcher.scope import OWN_SCOPE, Scope, counted, own_scope
 from dispatcher.times.periods import UNIT_MS, CalendarUnit
 from dispatcher.times.quiet_hours import Hours
 from tests.support.calendar_model import CHANGES, MINUTE_MS, Item, items, zoned
+from tests.support.examples import examples
 from tests.support.model import Wish
 from tests.support.reserving import little_at_once
 from tests.support.servers import RedisServer
-from tests.support.soak import examples
 from tests.support.stories import BASE, SHARDS, Step, Story
 
 CHANNEL = "sms"

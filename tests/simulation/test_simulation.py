@@ -12,7 +12,7 @@ import pytest
 from tests.simulation.bugs import BUGS, hunt
 from tests.simulation.faults import Fault
 from tests.simulation.judge import accepted, played, search
-from tests.support.soak import a_third_of, examples
+from tests.support.examples import a_third_of, examples
 
 FAULTS = examples(20_000)
 """Faults of an ordinary run; ``make simulate`` has more."""

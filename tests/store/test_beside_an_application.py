@@ -21,10 +21,10 @@ from sqlalchemy.orm import Session
 from dispatcher.store.migrate import migrate, schema_standing
 from tests.support.callers import callers_engine, remind
 from tests.support.examining import OK, examined
+from tests.support.examples import a_third_of
 from tests.support.house import House, house_on
 from tests.support.migrations import HEAD
 from tests.support.servers import RedisServer
-from tests.support.soak import a_third_of
 
 pytestmark = pytest.mark.every_database
 

@@ -20,8 +20,8 @@ from dispatcher.store.messages import StoppedMessages
 from dispatcher.store.schema import VOID
 from tests.store.plans import asked_of, waiting
 from tests.support import rows
+from tests.support.examples import a_third_of
 from tests.support.rows import claims_in, messages_in
-from tests.support.soak import a_third_of
 from tests.support.waiting import DEADLINE, wait_until
 
 pytestmark = pytest.mark.every_database

@@ -33,10 +33,10 @@ from tests.support.crashes import (
     published,
     reconcile,
 )
+from tests.support.examples import a_third_of
 from tests.support.house import BODY, House, pending_entries, promised, windows_of
 from tests.support.house_fixtures import Build, on_postgresql
 from tests.support.model import is_broken
-from tests.support.soak import a_third_of
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 SHARDS = 16

@@ -21,8 +21,8 @@ from dispatcher import (
 from dispatcher.message import new_id
 from dispatcher.times.send_time import to_ms
 from tests.support.doubles import once
+from tests.support.examples import examples
 from tests.support.house import FAR, House
-from tests.support.soak import examples
 
 HOUR, SECOND = timedelta(hours=1), timedelta(seconds=1)
 EDITORS = examples(64)

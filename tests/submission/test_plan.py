@@ -28,10 +28,10 @@ from dispatcher.reservation.plan import Copies
 from dispatcher.submission.validation import validate
 from dispatcher.times.send_time import to_ms
 from tests.submission.conftest import BATCH
+from tests.support.examples import a_third_of
 from tests.support.house import BODY, FAR, House
 from tests.support.house_fixtures import Build, on_sqlite
 from tests.support.reserving import reserve
-from tests.support.soak import a_third_of
 
 pytestmark = [on_sqlite, pytest.mark.usefixtures("small_batches")]
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)

@@ -13,11 +13,11 @@ import pytest
 
 from dispatcher import Draft, OutcomeUnknown, QuotaExceeded, StoreUnavailable
 from dispatcher.celery import tasks
+from tests.support.examples import a_third_of
 from tests.support.house import FAR, House, house_on
 from tests.support.house_fixtures import Build, on_sqlite
 from tests.support.proxy import FarDatabase
 from tests.support.servers import PostgresServer, RedisServer
-from tests.support.soak import a_third_of
 from tests.support.waiting import wait_until
 
 SOON = FAR + timedelta(minutes=1)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.examples import a_third_of
 from tests.support.processes import pytest_in
-from tests.support.soak import a_third_of
 
 HEAVY = "dispatcher celery kombu pydantic redis sqlalchemy"
 LOOKS = f"""

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from dispatcher import InvalidDraft
 from dispatcher.transports.mail import Mail, check_mail, compose, read_sender
 from dispatcher.transports.smtp import SmtpTransport
+from tests.support.examples import examples
 from tests.support.mail import an_email
-from tests.support.soak import examples
 
 SENDER = Address("Shop", "mail", "shop.example")
 NOW = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)

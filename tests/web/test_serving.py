@@ -31,9 +31,9 @@ from dispatcher.web import Loopback, api, page
 from dispatcher.web.access import add_key
 from dispatcher.web.pages import SERVER_OPTIONS, beside
 from tests.support.django_project import shop
+from tests.support.examples import a_third_of
 from tests.support.house import House
 from tests.support.house_fixtures import Build
-from tests.support.soak import a_third_of
 from tests.support.waiting import wait_until
 from tests.web.conftest import ON_SQLITE
 from tests.web.test_messages import key, new
