@@ -108,7 +108,7 @@ def test_a_send_during_an_outage_of_the_store_is_recorded_after_it(
 @pytest.mark.parametrize(
     ("far", "statement"),
     [
-        ("postgresql", b"wanted AS"),
+        ("postgresql", b"claimable AS"),
         ("mariadb", CLAIM),
         ("mariadb", b"COMMIT"),
     ],
