@@ -210,8 +210,8 @@ def headers_of(message: Any, latest: datetime) -> dict[str, Any]:
 
 def tell_rejected(part: str) -> None:
     log.error(
-        "rejected an item of the broker: its %s is not that of a dispatcher task; the item is "
-        "deleted; find the program that writes to the queues of this broker",
+        "deleted an item of the broker that is no dispatcher task, by its %s; find the program "
+        "that writes to the queues of this broker",
         part,
     )
     tasks.count_rejected()

@@ -81,7 +81,7 @@ def _check_broker(app: Celery, settings: Settings) -> None:
     try:
         facts = app_facts(app, settings)
     except QueueUnavailable as error:
-        problem = f"cannot be read, or that of the app ({type(error.__cause__).__name__})"
+        problem = f"kombu cannot read it, or the app's ({type(error.__cause__).__name__})"
         raise InvalidSettings("broker_url", problem, "URLs that kombu knows") from error
     if not facts.has_our_broker:
         url = urlsplit(settings.broker_url)
@@ -100,7 +100,7 @@ def _check_visibility(seconds: float | None, settings: Settings) -> None:
     if seconds is not None and timedelta(seconds=seconds) <= 2 * settings.horizon:
         raise InvalidSettings(
             "horizon",
-            f"{settings.horizon} against the Celery app's visibility_timeout of {seconds} s",
+            f"{settings.horizon} is too long for the app's visibility_timeout of {seconds} s",
             "below half of broker_transport_options['visibility_timeout'], or tasks run twice",
         )
 

@@ -241,8 +241,8 @@ def check_url(settings: Settings) -> None:
     try:
         Connection(settings.broker_url).transport  # noqa: B018 - loads the client library
     except ImportError as error:
-        problem = f"its client is missing ({error})"
-        raise InvalidSettings(field, problem, "an installed one") from None
+        problem = f"its client is not installed ({error})"
+        raise InvalidSettings(field, problem, "an installed client, or another URL") from None
     except (KeyError, TypeError, ValueError, AttributeError):
         raise InvalidSettings(field, "cannot be read", accepted) from None
 

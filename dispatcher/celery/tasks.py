@@ -131,7 +131,7 @@ def count_rejected() -> None:
         here().journal.count(lambda meter: meter.item_rejected())
         here().pulse.item_rejected()
     except Exception:
-        log.exception("a rejected item was not counted")  # and no item ends a worker
+        log.exception("a deleted item of the broker was not counted")  # no item ends a worker
 
 
 def _task_of(name: str, duty: Duty) -> Any:
@@ -152,8 +152,8 @@ def _count(app: App, duty: str, work: Callable[[], int | ReconcileResult]) -> No
         app.journal.count(lambda meter: meter.swept(duty, None))
         if isinstance(error, Unavailable) and _is_news(str(error)):
             log.warning(
-                "sweep: %s failed, and others may for the same reason, which is logged once a "
-                "minute; beat starts it again: %s", duty, error,
+                "sweep: %s failed, beat starts it again; this reason is logged once a minute for "
+                "all duties: %s", duty, error,
             )  # fmt: skip
         raise
     did = {"messages": done} if isinstance(done, int) else asdict(done)

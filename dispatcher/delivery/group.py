@@ -337,7 +337,7 @@ class Group:
         try:
             self._delivery.permits.close(channel, wait)
         except LimitersUnavailable as error:
-            log.warning("could not close channel %s to other workers: %s", channel, error)
+            log.warning("channel %s not closed: other workers may send on it: %s", channel, error)
 
     # Called by the thread that leads.
 
@@ -351,8 +351,8 @@ class Group:
         self._waiting = [claim for claim in known if claim.message.id not in put_back]
         if unknown:
             log.error(
-                "channels %s are not in this worker's settings: %d messages put back for another "
-                "one", sorted({claim.message.channel for claim in unknown}), len(unknown),
+                "channels %s missing in this worker's settings: %d messages put back; add the "
+                "channels", sorted({claim.message.channel for claim in unknown}), len(unknown),
             )  # fmt: skip
             self.put_back([(claim, settings.claim_ttl) for claim in unknown])
         if quiet:
@@ -421,9 +421,7 @@ class Group:
             lead = -delivery.settings.horizon if enqueue_in is None else enqueue_in
             delivery.claims.put_back(unsent, enqueue_in=lead)
         except StoreUnavailable as error:
-            log.warning(
-                "could not put back %d messages, they will be rescued: %s", len(unsent), error
-            )
+            log.warning("could not put back %d messages; rescue does: %s", len(unsent), error)
             self._send_log.is_kept = True
             is_stored = False
         fault("put_back.after_row")
@@ -453,9 +451,7 @@ class Group:
         try:
             answers = delivery.permits.acquire([*map(permit_of, claims)], within=time_left)
         except LimitersUnavailable as error:
-            log.warning(
-                "no permits for %d messages, tried again in a second: %s", len(claims), error
-            )
+            log.warning("no permits for %d messages, put back for a second: %s", len(claims), error)
             self._put_waiting_back(_LIMITERS_PAUSE)
             return
         fault("deliver.after_permits")
@@ -561,11 +557,11 @@ class Group:
                 return ended
             if len(ended) == 1 and (plainer := _with_plainer_text(ended[0])) is not None:
                 log.warning(
-                    "message %s: the database refused the text of its outcome, recorded without "
-                    "what it cannot store: %s", ended[0].record.claim.message.id, error,
+                    "message %s: outcome recorded in ASCII, because the database refused its text: "
+                    "%s", ended[0].record.claim.message.id, error,
                 )  # fmt: skip
                 return self._record([plainer])
-            text = "could not record %d outcomes, their messages will be rescued: %s"
+            text = "could not record %d outcomes; rescue ends their claims as unknown: %s"
             log.error(text, len(ended), error)  # noqa: TRY400 - the traceback would say no more
         attempts = [
             (send.record.claim.message, send.record.outcome.value, send.late_by) for send in ended
@@ -617,7 +613,7 @@ class Group:
         try:
             self._delivery.queue.enqueue(tickets)
         except QueueUnavailable as error:
-            log.warning("could not enqueue %d messages, enqueue_due will: %s", len(snoozed), error)
+            log.warning("could not enqueue %d messages; enqueue_due does: %s", len(snoozed), error)
 
 
 def _with_plainer_text(ended: EndedSend) -> EndedSend | None:
@@ -659,7 +655,7 @@ def _quiet_wait(claim: Claim, settings: Settings) -> timedelta:
             quiet = read_hours(message.quiet_hours)
         except InvalidValue:  # another program wrote it: the rest of the group goes on
             log.warning(
-                "message %s: its quiet hours cannot be read; those of its channel apply", message.id
+                "message %s: quiet hours unreadable; those of its channel apply", message.id
             )
     if quiet is None:
         return NO_WAIT

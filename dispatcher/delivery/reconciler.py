@@ -161,7 +161,7 @@ class Reconciler:
             self._correct(under_way, permits)
         opened_logs = self.upkeep.open(permits)
         opened += opened_logs
-        log.warning("%d of %d parts of Redis rebuilt", opened, len(rebuild.parts))
+        log.warning("rebuilt %d of %d parts of Redis from SQL", opened, len(rebuild.parts))
         if opened_logs:  # all snoozed messages are due: their turns came from logs that are gone
             pages = self.store.snoozed(batch=BATCH)
             count = sum(len(self.store.bring_forward(page)) for page in pages)
@@ -261,8 +261,8 @@ class Reconciler:
             barred = self.store.bar_moves(sorted(moving))
         except StoreUnavailable as error:
             log.warning(
-                "could not bar the moves of %d messages; the next reconcile releases what they "
-                "left: %s", len(moving), error,
+                "could not end the unfinished moves of %d messages; the next reconcile tries "
+                "again: %s", len(moving), error,
             )  # fmt: skip
             return moving
         fault("reconcile.after_barring")
@@ -293,7 +293,7 @@ class Reconciler:
             self.permits.give_turns(turns, come)
         except LimitersUnavailable as error:
             log.warning(
-                "could not bring snoozed messages forward, they wait for their turns: %s", error
+                "could not bring snoozed messages forward; they stay due when they were: %s", error
             )
             return
         if come:

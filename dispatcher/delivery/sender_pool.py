@@ -218,10 +218,11 @@ class Destinations:
             name: object = self.name_of(message)
             if name is None or isinstance(name, str):
                 return name
-            problem = f"returned {type(name).__name__}, no text"
+            problem = f"destination() of its transport returned {type(name).__name__}"
         except Exception as error:  # noqa: BLE001 - a transport may raise anything
-            problem = f"raised {type(error).__name__}"  # its text may quote an address
-        log.warning("message %s: destination() of its transport %s; ignored", message.id, problem)
+            # Its text may quote an address.
+            problem = f"destination() of its transport raised {type(error).__name__}"
+        log.warning("message %s has no destination: %s", message.id, problem)
         return None
 
     def admit(self, name: str | None, unsent: Unsent) -> bool:
@@ -247,8 +248,8 @@ class Destinations:
             destination.timeouts += 1
             if destination.timeouts == _TIMEOUTS_IN_A_ROW:
                 log.warning(
-                    "message %s: its destination did not answer %d times in a row; one sender at "
-                    "a time tries it until it does", claim.message.id, _TIMEOUTS_IN_A_ROW,
+                    "message %s: its destination did not answer %d times in a row; until it "
+                    "answers, one sender at a time tries it", claim.message.id, _TIMEOUTS_IN_A_ROW,
                 )  # fmt: skip
         room = min(len(destination.parked), self._room(destination))
         resumed = [destination.parked.popleft() for _ in range(room)]

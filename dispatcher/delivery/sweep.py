@@ -88,7 +88,7 @@ class Sweep:
                 self.queue.enqueue(self._tickets(due))
             except QueueUnavailable as error:
                 log.warning(
-                    "could not enqueue %d messages, the next sweep will: %s", len(due), error
+                    "could not enqueue %d messages; the next enqueue_due does: %s", len(due), error
                 )
                 self.messages.enqueue_again([row.message_id for row in due])
                 return enqueued, False
@@ -102,7 +102,7 @@ class Sweep:
                 self.messages.enqueue_again(message_ids[start : start + BATCH])
         except StoreUnavailable as error:
             log.warning(
-                "could not note that %d tasks are lost, enqueued again after their grace: %s",
+                "%d messages lost their tasks; enqueue_due enqueues them after enqueue_grace: %s",
                 len(message_ids), error,
             )  # fmt: skip
 
@@ -139,7 +139,7 @@ class Sweep:
             return put_back
         rescued = self._rescues.run(self._rescue)
         if rescued:
-            log.warning("%d messages rescued: their outcome is unknown", rescued)
+            log.warning("%d messages rescued, outcome unknown: retried or held", rescued)
         return put_back + rescued
 
     def _put_back(self, left: LeftLog) -> int:
@@ -207,7 +207,7 @@ class Sweep:
         try:
             days = self.store.keep_days(older_than=keep)
         except StoreUnavailable as error:
-            log.warning("could not keep the partitions of days, the next run will: %s", error)
+            log.warning("partitions of days not made or deleted; the next prune does: %s", error)
             days = []
         for day in days:
             log.info("deleted the messages that ended on %s", day)

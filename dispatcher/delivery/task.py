@@ -71,7 +71,7 @@ def _goes_on(group: Group) -> bool:
         error = raised
     if error is not None:
         kind = type(error).__name__  # its text may quote a body
-        log.error("a group ended in %s; what it did not record will be rescued", kind)
+        log.error("a group of messages failed (%s); rescue settles what it did not record", kind)
     return False
 
 
@@ -125,8 +125,8 @@ class GroupQueue:
                 goes_on = isinstance(error, Exception) and not isinstance(error, StoreUnavailable)
                 left = 0 if goes_on else sum(len(ids) for *_, ids in queue.waiting)
                 log.error(  # noqa: TRY400 - its text may quote a body
-                    "channel %s: a group of %d messages failed (%s); enqueue_due enqueues %d "
-                    "messages again that waited for it",
+                    "channel %s: a group of %d messages failed (%s); enqueue_due enqueues the %d "
+                    "messages behind it again",
                     channel, len(group), type(error).__name__, left,
                 )  # fmt: skip
             with self._lock:

@@ -43,7 +43,7 @@ CANARY = "canary-of-an-item"
 """Stands in each item, and may stand in no log."""
 DEEP = 100_000
 FUTURE = "9998-12-31T00:00:00+00:00"
-REJECTED = "rejected an item of the broker"
+REJECTED = "deleted an item of the broker"
 
 
 def good() -> dict[str, Any]:

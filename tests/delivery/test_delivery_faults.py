@@ -143,7 +143,7 @@ def test_a_store_that_stays_down_past_the_claim_leaves_the_message_to_its_rescue
     slow.between("delivery", "claims", before=down)
     assert slow.deliver(message) == 1
     assert slow.again(message).status is Status.SENDING
-    assert "will be rescued" in caplog.text
+    assert "rescue ends their claims as unknown" in caplog.text
     assert slow.moved.monotonic() > slow.settings.claim_ttl.total_seconds()
     slow.end_claims(message)
     assert slow.parts.sweep.rescue() == 1

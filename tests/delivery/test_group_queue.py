@@ -92,7 +92,7 @@ def test_without_the_store_what_waits_is_left_to_the_sweep(
     end(threads, deliveries)
     assert deliveries.done == []
     assert len(deliveries.begun) == 1
-    assert "enqueue_due enqueues 1 messages again" in caplog.text
+    assert "enqueue_due enqueues the 1 messages behind it again" in caplog.text
     deliveries.error = None
     again = new_id()
     queue.deliver([again], "slow")

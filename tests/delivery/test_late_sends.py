@@ -130,7 +130,7 @@ def test_an_exception_of_a_late_send_ends_no_other(
     wait_until(lambda: passes(house) and not threads[0].is_alive())
     held.error = KeyboardInterrupt("with a body in it")
     released.set()
-    wait_until(lambda: "a group ended in" in caplog.text)
+    wait_until(lambda: "a group of messages failed" in caplog.text)
     assert "a body" not in caplog.text
     held.error = None
     held.released.set()

@@ -138,9 +138,7 @@ def test_hours_that_cannot_be_read_are_those_of_the_channel_and_hold_up_no_other
     assert house.deliver(broken, other) == 2
     assert {*house.sent} == {broken.id, other.id}
     [line] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert line == (
-        f"message {broken.id}: its quiet hours cannot be read; those of its channel apply"
-    )
+    assert line == (f"message {broken.id}: quiet hours unreadable; those of its channel apply")
 
 
 @pytest.mark.every_database
