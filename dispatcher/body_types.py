@@ -156,7 +156,7 @@ class BodyType:
         except ValidationError as error:
             raise self._refusal(error) from None
         except PydanticSerializationError:
-            problem = f"a value of it is not of its type in {self._name}, or is not JSON"
+            problem = f"{self._name} has a value of another type than declared, or not JSON"
             raise InvalidDraft("body", problem, f"what {self._name} accepts") from None
         except Exception as error:  # noqa: BLE001 - the code of validators may raise anything
             # Its text may quote the body.

@@ -179,12 +179,12 @@ class ChannelSettings(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.without_quotas == "always" and (self.quotas or self.recipient_quotas):
-            problem = 'quotas = [] or without_quotas = "always", and yet quotas are given'
+            problem = 'cannot stand beside quotas = [] or without_quotas = "always"'
             raise InvalidValue("quotas", problem, "one of the two")
         for name, body in self.templates.items():
             check_name("templates", name)
             if not body:
-                raise InvalidValue("templates", f"nothing is in {quoted(name)}", "a body of texts")
+                raise InvalidValue("templates", f"{quoted(name)} is empty", "a body of texts")
         check_hours(self.quiet_hours, self.send_window)
         return self
 
@@ -200,7 +200,7 @@ def check_hours(quiet_hours: Hours | None, send_window: Hours | None) -> None:
     if quiet_hours and send_window:
         raise InvalidValue("send_window", "given together with quiet_hours", "one of the two")
     if quiet_hours and quiet_hours.covers_week:
-        raise InvalidValue("quiet_hours", "they cover the whole week", "hours that leave some time")
+        raise InvalidValue("quiet_hours", "cover the whole week", "hours that leave some time")
 
 
 class Spellings:

@@ -124,7 +124,7 @@ def _read_redis_url(url: str) -> str:
         if _FORM_OF_REPLIES.fullmatch(name):  # meant for another program that has the same URL
             continue
         if not _REDIS_OPTION.fullmatch(name):
-            problem = f"its option {quoted(name)} cannot be taken over"
+            problem = f"its option {quoted(name)} is not supported"
             raise InvalidSettings("redis_url", problem, "a URL without it")
         # Celery writes CERT_NONE
         is_enum = name == "ssl_cert_reqs"
@@ -413,12 +413,12 @@ class Settings(BaseSettings):
         self._check_status_channel()
         _require(
             not _several(self.broker_url),
-            "broker_url", "by default redis_url, and Celery takes no cluster and no such sentinels",
+            "broker_url", "by default redis_url; Celery takes neither a cluster nor redis+sentinel",
             "the URL of a RabbitMQ (amqp://…), or of a Redis that is one server",
         )  # fmt: skip
         _require(
             self.claim_ttl - self.transport_timeout >= _CLAIM_SPARE,
-            "transport_timeout", f"{self.transport_timeout} against claim_ttl {self.claim_ttl}",
+            "transport_timeout", f"{self.transport_timeout} is too near claim_ttl {self.claim_ttl}",
             f"at least {_CLAIM_SPARE} below claim_ttl, for what a worker does before it sends",
         )  # fmt: skip
         self._in_order("sweep_interval", "horizon")
@@ -429,7 +429,7 @@ class Settings(BaseSettings):
         )  # fmt: skip
         _require(
             not self.log_key or len(self.log_key) >= _SHORTEST_KEY,
-            "log_key", "it is too short", f"a secret of at least {_SHORTEST_KEY} characters",
+            "log_key", "is too short", f"a secret of at least {_SHORTEST_KEY} characters",
         )  # fmt: skip
         self._in_order("enqueue_grace", "overdue_after")
         self._in_order("settle", "reconcile_grace")
@@ -482,7 +482,7 @@ class Settings(BaseSettings):
 
     def _in_order(self, lesser: str, greater: str) -> None:
         low, high = getattr(self, lesser), getattr(self, greater)
-        _require(low < high, lesser, f"{low} against {greater} {high}", f"below {greater}")
+        _require(low < high, lesser, f"{low} is not below {greater} {high}", f"below {greater}")
 
 
 def config_file() -> Path:

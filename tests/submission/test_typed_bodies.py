@@ -157,7 +157,7 @@ WRONG: list[tuple[Channel[Any], Any, tuple[str, str, str]]] = [
         broken(subject=4711),
         (
             "body",
-            "a value of it is not of its type in EmailBody, or is not JSON",
+            "EmailBody has a value of another type than declared, or not JSON",
             "what EmailBody accepts",
         ),
     ),

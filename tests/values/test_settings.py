@@ -247,7 +247,7 @@ def test_lists_of_a_channel_are_read_from_the_environment(monkeypatch: pytest.Mo
     assert channel.without_quotas == "always"
     assert channel.limits == (Limit(10, 1_000), Limit(100, 60_000))
     monkeypatch.setenv("DISPATCHER_CHANNELS__SMS__RECIPIENT_QUOTAS", "1/day")
-    with pytest.raises(InvalidSettings, match="and yet quotas are given"):
+    with pytest.raises(InvalidSettings, match="cannot stand beside"):
         Settings.load()
 
 

@@ -86,8 +86,8 @@ def test_a_url_with_options_of_tls_is_one_for_celery_too(spelling: str) -> None:
 @pytest.mark.parametrize(
     ("option", "says"),
     [
-        ("redis_connect_func=hello", "'redis_connect_func' cannot be taken over; accepted: a URL"),
-        ("retry=3", "'retry' cannot be taken over; accepted: a URL without it"),
+        ("redis_connect_func=hello", "'redis_connect_func' is not supported; accepted: a URL"),
+        ("retry=3", "'retry' is not supported; accepted: a URL without it"),
     ],
 )
 @pytest.mark.parametrize("server", ["rediss://h/1", "rediss+cluster://h"])
