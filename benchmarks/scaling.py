@@ -32,7 +32,7 @@ class Costs:
 
 
 COSTS = Costs()
-RATES = (10, 100, 1_000, 10_000)
+RATES = (100, 1_000, 10_000)
 LEAD_DAYS = 3
 """How long a message waits on average in the table."""
 RETENTION_DAYS = 30
