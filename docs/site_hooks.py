@@ -57,8 +57,9 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
-    """Lead links to files outside of ``docs`` to their pages."""
+    """Lead links to files outside of ``docs`` to their pages, and draw the tree of errors."""
     here = page.file.src_uri
+    markdown = markdown.replace("<!-- the tree -->", (errors.__doc__ or "").split("::\n\n")[1])
 
     def led(match: re.Match[str]) -> str:
         outside = _outside(here, match[1])

@@ -87,12 +87,3 @@ def test_every_call_of_the_client_is_in_the_reference() -> None:
 def test_every_name_of_the_reference_exists() -> None:
     for name in NAMED:
         assert pkgutil.resolve_name(f"dispatcher.{name}"), name
-
-
-def test_the_tree_of_errors_is_that_of_the_code() -> None:
-    page = (PAGES / "errors.md").read_text()
-    tree = re.findall(r"```text\n(.*?)```", page, re.DOTALL)[0]
-    code = errors.__doc__ or ""
-    assert [line.strip() for line in tree.splitlines()] == [
-        line.strip() for line in code.splitlines() if line.startswith("    ")
-    ]
