@@ -23,6 +23,7 @@ from dispatcher.cli import every_command
 ROOT = Path(__file__).parents[1]
 _LINK = re.compile(r"\]\(((?:\.\./)+[^)#\s]+)(#[^)]*)?\)")
 _DOCS_LINK = re.compile(r"\]\(((?:\.\./)*docs/[^)#\s]+)")
+_README_LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 _ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):(<code>)~?(?:[\w.]+\.)?(\w+(?:</code>))")
 _ENTRY = re.compile(r"^::: dispatcher\.Dispatcher\.\w+$", re.MULTILINE)
 _CALL = "    options: {heading_level: 3, show_root_full_path: false}"
@@ -40,14 +41,15 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Make the pages of the command line and the limiters, and of files that pages lead to."""
+    """Make the first page, those of commands and limiters, and of files that pages lead to."""
     command = every_command()
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="dispatcher")
     files.append(File.generated(config, "reference/command-line.md", content=text))
     files.append(File.generated(config, "reference/limiters.md", content=_limiters()))
+    files.append(File.generated(config, "index.md", content=_first_page()))
     document = (ROOT / "dispatcher/web/openapi.json").read_text()
     files.append(File.generated(config, "openapi.json", content=document))
-    for file in [each for each in files.documentation_pages() if each.abs_src_path]:
+    for file in list(files.documentation_pages()):
         for match in _LINK.finditer(file.content_string):
             outside = _outside(file.src_uri, match[1])
             if outside is not None and files.get_file_from_path(_page_of(outside)) is None:
@@ -90,6 +92,12 @@ def _limiters() -> str:
     entries[names.index("Limiter")] += "\n    options: { show_labels: false }"
     intro = "[Choosing a limiter](../limiters.md) describes each algorithm."
     return "\n\n".join(["# Limiters", intro, *entries, ""])
+
+
+def _first_page() -> str:
+    """Return the README, with links as a page in ``docs`` needs them."""
+    text = (ROOT / "README.md").read_text()
+    return _README_LINK.sub(lambda match: f"]({relpath(match[1], 'docs')}", text)
 
 
 def _section(nav: list[Any], name: str) -> list[Any]:

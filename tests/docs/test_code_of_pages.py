@@ -78,15 +78,6 @@ def test_the_readme_does_what_it_says() -> None:
         assert dispatcher.count() == 2, "what was refused left nothing"
 
 
-def test_the_first_page_of_the_site_does_what_it_says(place: Path) -> None:
-    (place / "dispatcher.toml").write_text('[channels.sms]\ntransport = "file"\n')
-    opened()
-    names = run(page("docs/index.md"))
-    with names["dispatcher"] as dispatcher:
-        assert names["told"].lines == 2
-        assert dispatcher.count(status=Status.SCHEDULED) == 2
-
-
 def test_the_apps_of_the_page_about_frameworks_submit(redis_server: RedisServer) -> None:
     opened()
     text = page("docs/existing-project.md").split("\n## FastAPI\n")[1]
