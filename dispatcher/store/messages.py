@@ -155,39 +155,39 @@ class Messages:
         ``perhaps_stored``: an earlier call may have stored this one. Raises StoreUnavailable when
         nothing was stored, Suppressed, GivenUp, OutcomeUnknown.
         """
-        is_keyed, unknown = addition.message.idempotency_key is not None, False
+        is_keyed = addition.message.idempotency_key is not None
         insert = self._insert_keyed_directly if is_keyed else self._insert_directly
         if insert is not None and not perhaps_stored and addition.supersedes is None:
             try:
                 if insert((*to_values(addition), addition.fingerprint)):
                     return addition.message
             except InsertFailed as failed:
-                unknown = failed.perhaps_done
-        return self._add_in_steps(addition, unknown=unknown)
+                perhaps_stored = failed.perhaps_done
+        return self._add_in_steps(addition, perhaps_stored=perhaps_stored)
 
-    def _add_in_steps(self, addition: Addition, *, unknown: bool) -> Message:
+    def _add_in_steps(self, addition: Addition, *, perhaps_stored: bool) -> Message:
         message = addition.message
 
         def work(connection: sa.Connection) -> Message | Addition:
-            nonlocal unknown
+            nonlocal perhaps_stored
             try:
-                if self._try_insert(connection, addition):
+                if self._try_insert(connection, addition, perhaps_stored=perhaps_stored):
                     return message
                 return self._stored(connection, addition)
             except DBAPIError as error:
-                unknown |= is_broken(error) and not takes_no_writes(error)
+                perhaps_stored |= is_broken(error) and not takes_no_writes(error)
                 raise
 
         for _ in range(_ADD_TRIES):
             try:
                 stored = self._database.run(work)
             except StoreUnavailable as error:
-                if unknown and not error.refused:
+                if perhaps_stored and not error.refused:
                     raise OutcomeUnknown(error.reason, message.id) from error.__cause__
                 raise
             if isinstance(stored, Message):
                 # Perhaps the row is this call's own, whose answer was lost.
-                return message if unknown and stored.id == message.id else stored
+                return message if perhaps_stored and stored.id == message.id else stored
             addition = stored
         problem = "other calls kept freeing and taking the idempotency key"
         raise StoreUnavailable(problem, remedy="try again")
@@ -371,18 +371,19 @@ class Messages:
         change = sa.update(tables.messages).where(tables.has_id(message_ids), tables.is_scheduled)
         self._database.execute(change.values(enqueue_at=database_now(), enqueued_at=None))
 
-    def _try_insert(self, connection: sa.Connection, addition: Addition) -> bool:
+    def _try_insert(
+        self, connection: sa.Connection, addition: Addition, *, perhaps_stored: bool
+    ) -> bool:
         """Store a message and its key, both or none; return whether they were stored.
 
         One that has ended is looked for once this one is inserted: none can be stored between.
         """
         backend, message = self._database.backend, addition.message
-        key, values = message.idempotency_key, to_values(addition)
-        if key is None and not backend.has_partitions:
-            return is_added(connection, self._insert, values)
-
-        rows = [] if key is None else [(self._insert_key, to_keyed(addition))]
-        rows.append((self._insert, values))
+        rows = [(self._insert, to_values(addition))]
+        if message.idempotency_key is not None:
+            rows.insert(0, (self._insert_key, to_keyed(addition)))
+        elif not perhaps_stored:
+            return is_added(connection, *rows[0])
 
         with suppress(_NotInserted), transaction(connection, backend.begin):
             take_keys_over(self._tables, connection, [addition])

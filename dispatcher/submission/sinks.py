@@ -145,8 +145,7 @@ class OwnTransaction(Sink):
                 raise OutcomeUnknown(error.reason, message.id) from error
             entry.owned = entry.slot
             raise
-        # The row may be the one that was stored with the batch.
-        return message if perhaps_stored and stored.id == message.id else stored
+        return stored
 
     def _store_all(self, entries: Sequence[Entry]) -> None:
         """Store all or none, and make sure which.

@@ -45,7 +45,7 @@ def upgrade() -> None:
     made = TABLE_OPTIONS | {"schema": tables.schema}
     busy = BUSY_TABLE_OPTIONS | {"schema": tables.schema}
     # Each partition has a primary key of its own; a table of partitions can have none.
-    no_key = engine.has_partitions
+    no_key = is_partitioned = isinstance(engine, partitions.PartitionedEngine)
 
     def key(table: str, *columns: str) -> list[sa.PrimaryKeyConstraint]:
         name = op.f(f"pk_{table}")
@@ -174,7 +174,7 @@ def upgrade() -> None:
         **busy,
     )
     op.create_index(f"ix_{attempts}_finished_at", attempts, ["finished_at"], schema=tables.schema)
-    if engine.has_partitions:
+    if is_partitioned:
         partitions.make(op.get_bind(), tables)
 
     op.create_table(

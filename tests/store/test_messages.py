@@ -56,7 +56,7 @@ def test_adding_again_gives_what_is_stored_and_changes_nothing(database: Databas
     message = rows.add(database)
     store = Messages(database)
     store.cancel([message.id])
-    again = store.add(rows.addition(message), perhaps_stored=True)
+    again = store.add(rows.addition(message))
     assert again.status is Status.CANCELLED
     assert rows.count(database) == 1
 

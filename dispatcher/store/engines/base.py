@@ -213,8 +213,6 @@ class StoreEngine(ABC):
     sees_a_snapshot: ClassVar[bool] = False
     """Whether a caller's transaction reads by default from a snapshot of its first read."""
     has_partial_indexes: ClassVar[bool] = True
-    has_partitions: ClassVar[bool] = False
-    """Whether ended messages lie elsewhere: an id is unique among live ones (``ended_before``)."""
 
     file: Path | None = None
     statement_seconds: int | None = None

@@ -122,8 +122,6 @@ class _Split(NamedTuple):
 
 
 class PartitionedEngine(StoreEngine):
-    has_partitions = True
-
     def key_holder(self, table: sa.Table, tables: Tables) -> str:
         split = table.name in {tables.messages.name, tables.attempts.name}
         return f"{table.name}_{_LIVE}" if split else table.name
