@@ -77,15 +77,7 @@ class StoreSurvey:
             self.database.transact(work)
 
     def durability(self) -> Durability:
-        backend = self.database.backend
-
-        def ask(connection: Connection) -> dict[str, str]:
-            return {
-                name: str(connection.exec_driver_sql(backend.shows.format(name)).scalar_one())
-                for name in backend.durable.safe
-            }
-
-        return backend.durable._replace(values=self.database.run(ask))
+        return self.database.run(self.database.backend.durable.read)
 
     def housekeeping(self) -> Housekeeping:
         backend, tables = self.database.backend, self._tables

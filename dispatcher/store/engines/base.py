@@ -119,11 +119,21 @@ class AtOnce(NamedTuple):
 
 
 class Durability(NamedTuple):
-    """The settings on which it depends that a commit is kept: ``safe`` values, and those it has."""
+    """The settings on which it depends that a commit is kept: ``safe`` values, and those it has.
 
+    ``shows`` is the statement that shows one of them.
+    """
+
+    shows: str
     safe: Mapping[str, tuple[str, ...]]
     remedy: str
     values: Mapping[str, str] = {}
+
+    def read(self, connection: sa.Connection) -> Durability:
+        def shown(name: str) -> str:
+            return str(connection.exec_driver_sql(self.shows.format(name)).scalar_one())
+
+        return self._replace(values={name: shown(name) for name in self.safe})
 
     @property
     def unsafe(self) -> list[str]:
@@ -204,8 +214,6 @@ class StoreEngine(ABC):
     begin: ClassVar[str] = "BEGIN"
     """The statement that begins a transaction which writes."""
     durable: ClassVar[Durability]
-    shows: ClassVar[str]
-    """The statement that shows one of the settings of ``durable``."""
     whereabouts: ClassVar[sa.TextClause]
     """The query of what :meth:`location` compares."""
     has_one_writer: ClassVar[bool] = False

@@ -114,10 +114,10 @@ class MariaDBConnection(pymysql.Connection):
 class MariaDBEngine(StoreEngine):
     names = MARIADB
     durable = Durability(
+        "SELECT @@GLOBAL.{}",
         {"innodb_flush_log_at_trx_commit": ("1",)},
         "set innodb_flush_log_at_trx_commit = 1 in the server's configuration",
     )
-    shows = "SELECT @@GLOBAL.{}"
     # A server has no number of its own, a cluster of them has.
     whereabouts = sa.text(
         "SELECT DATABASE(), COALESCE((SELECT NULLIF(variable_value, '') "

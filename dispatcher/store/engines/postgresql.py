@@ -194,10 +194,10 @@ class PooledCursor(psycopg.Cursor[Any]):
 class PostgreSQLEngine(partitions.PartitionedEngine):
     names = ("postgresql",)
     durable = Durability(
+        "SHOW {}",
         {"fsync": ("on",), "synchronous_commit": ("on", "remote_apply")},
         "set fsync = on in postgresql.conf, and leave synchronous_commit out of the URL",
     )
-    shows = "SHOW {}"
     whereabouts = sa.text(
         "SELECT current_database(), (SELECT system_identifier FROM pg_control_system())"
     )

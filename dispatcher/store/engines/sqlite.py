@@ -22,10 +22,10 @@ class SQLiteEngine(StoreEngine):
     names = ("sqlite",)
     begin = "BEGIN IMMEDIATE"
     durable = Durability(
+        "PRAGMA {}",
         {"journal_mode": ("wal",), "synchronous": ("2", "3")},
         "keep the file on a local disk that takes WAL, and let no other program change it",
     )
-    shows = "PRAGMA {}"
     has_one_writer = True
 
     def __init__(self, url: URL) -> None:
