@@ -165,13 +165,13 @@ def check_limited(
     if not isinstance(limiter, Limiter | AsyncLimiter) or not isinstance(limiter, kind):
         client = "redis.asyncio" if kind is AsyncLimiter else "redis"
         raise InvalidValue("limiter", errors.kind_of(limiter), f"a limiter on a client of {client}")
-    accepted = "a text, or a function that returns one and is not awaited"
+    accepted = "a text, or a function without async that returns one"
     if isinstance(key, str):
         limiter._limit_set.keys_of(key)
     elif not callable(key):
         raise InvalidValue("key", errors.kind_of(key), accepted)
     elif any(map(inspect.iscoroutinefunction, (key, type(key).__call__))):
-        raise InvalidValue("key", "a function that must be awaited", accepted)
+        raise InvalidValue("key", "an async function", accepted)
     check_permits(n, limiter.limits)
 
 

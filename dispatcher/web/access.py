@@ -86,11 +86,11 @@ class Caller:
 
     def check_unbound(self) -> None:
         if self.is_bound:
-            raise forbidden("the key is bound to channels or to a scope")
+            raise forbidden("the call needs a key without bound channels or scope")
 
     def check_scope(self, kind: str, name: str) -> None:
         if self.scope not in (None, (kind, name)) or self.channels is not None:
-            raise forbidden("the key is bound to channels or to another scope")
+            raise forbidden("the call goes beyond the channels or the scope of the key")
 
     def sees(self, message: Message) -> bool:
         if self.channels is not None and message.channel not in self.channels:
@@ -108,7 +108,7 @@ class Caller:
 
     def check_channel(self, channel: object) -> None:
         if self.channels is not None and channel not in self.channels:
-            raise forbidden(f"the key may use the channels {', '.join(sorted(self.channels))}")
+            raise forbidden(f"the key may only use the channels {', '.join(sorted(self.channels))}")
 
     def own(self, draft: Draft) -> Draft:
         self.check_channel(draft.channel)
@@ -117,7 +117,7 @@ class Caller:
         kind, name = self.scope
         scopes = dict(draft.scopes or {})
         if scopes.setdefault(kind, name) != name:
-            raise forbidden(f"the key is bound to {kind} {quoted(name)}")
+            raise forbidden(f"the key may only use {kind} {quoted(name)}")
         return replace(draft, scopes=scopes)
 
     def narrowed(self, filters: Wanted) -> Wanted:
@@ -131,7 +131,7 @@ class Caller:
         if self.scope is not None:
             kind, name = self.scope
             if scopes.setdefault(kind, name) != name:
-                raise forbidden(f"the key is bound to another {kind}")
+                raise forbidden(f"the key may only use {kind} {quoted(name)}")
         channel = filters.get("channel")
         if channel is None and self.channels:
             channel = sorted(self.channels)

@@ -35,7 +35,7 @@ Kind = Literal["batches", "calls", "files", "listeners"]
 MOST: dict[Kind, tuple[int, int, int, str]] = {
     "batches": (8, 32, 5, "batches"),
     "calls": (8, 32, 1, "long calls"),
-    "files": (4, 8, 5, "files under way"),
+    "files": (4, 8, 5, "uploads"),
     "listeners": (50, 200, 60, "listeners"),
 }
 """The most of one key, the most in all, after how many seconds to ask again, and what they are."""
@@ -61,10 +61,10 @@ class Streams:
         headers = {"Retry-After": f"{seconds}"}
         with self._lock:
             if taken[name] >= of_one:
-                detail = f"this key has {of_one} {words} open, which is the most"
+                detail = f"this key has {of_one} {words} open, the most allowed"
                 raise Refused(429, f"too-many-{kind}", detail, headers=headers)
             if taken.total() >= in_all:
-                detail = f"this server has {in_all} {words} open, which is the most"
+                detail = f"this server has {in_all} {words} open, the most allowed"
                 raise Refused(503, f"too-many-{kind}", detail, headers=headers)
             taken[name] += 1
         return partial(self._free, kind, name)

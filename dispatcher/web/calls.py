@@ -170,7 +170,7 @@ def reschedule(context: CallContext, message_id: Id, if_match: IfMatch = None) -
     """
     time = context.payload(models.NewTime)
     if time.send_in_seconds is not None and KEY_HEADER in context.request.headers:
-        problem = "given for a move by a length, which a repeat would make again"
+        problem = "cannot keep a repeat from moving by a length again"
         raise InvalidDraft(KEY_HEADER, problem, "no key, or a move to send_at")
     move = context.dispatcher.reschedule
     return _changed(context, message_id, if_match, move, **time.fields())
@@ -516,7 +516,7 @@ async def events(
         detail = "events are off; the operator sets DISPATCHER_EVENTS_KEPT in every process"
         raise Refused(404, "no-events", detail)
     if last_event_id is not None and not _EVENT_ID.fullmatch(last_event_id):
-        raise InvalidDraft("Last-Event-ID", "is no id of an event", "the id of one that came")
+        raise InvalidDraft("Last-Event-ID", "is no id of an event", "the id of a received event")
     streams, name = context.service.streams, context.caller.name
     return StreamedResponse("listeners", _event_lines(context, last_event_id), streams, name)
 
@@ -529,10 +529,10 @@ async def _event_lines(context: Context, last: str | None) -> AsyncIterator[str]
         try:
             last, text, is_all = await listening.run(_events_after, context, last)
         except Unavailable as error:
-            log.warning("%s waits for events: %s", name, error)
+            log.warning("event stream of %s waits: %s", name, error)
             text = ""
         except Refused as refused:
-            log.info("%s hears no further events: %s", name, refused)
+            log.info("event stream of %s closed: %s", name, refused)
             return
         text, begins = begins + text, ""
         silent = 0.0 if text else silent + _LOOK_SECONDS

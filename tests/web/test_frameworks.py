@@ -241,7 +241,7 @@ def test_requests_are_limited_and_told_of_it(redis_server: RedisServer, way: str
         for name in ("", "x" * 1_025):  # no keys: a problem of the request, which takes no permit
             wrong = ask(**{"X-Name": name})
             assert (wrong.status_code, wrong.json()["field"]) == (422, "key")
-            assert wrong.json()["problem"] == f"{len(name)} letters"
+            assert wrong.json()["problem"] == f"{len(name)} characters"
         answers = [ask(**{"X-Name": "ada"}) for _ in range(3)]
         assert [answer.status_code for answer in answers] == [200, 200, 429]
         assert [answer.json() for answer in answers[:2]] == [{"page": 1}] * 2
@@ -345,9 +345,9 @@ def test_what_no_request_can_take_is_refused_where_it_is_defined(redis_client: r
             ("all", 2_000, "n: 2000 permits; accepted: at most 1000"),
             (5, 1, "key: an int; accepted: a text, or a function"),
             (None, 1, "key: nothing; accepted"),
-            ("", 1, "key: 0 letters; accepted: a text of 1 to 1024 bytes"),
-            (awaited_name_of, 1, "key: a function that must be awaited; accepted: .*not awaited"),
-            (partial(awaited_name_of), 1, "key: a function that must be awaited"),
+            ("", 1, "key: 0 characters; accepted: a text of 1 to 1024 bytes"),
+            (awaited_name_of, 1, "key: an async function; accepted: .* without async"),
+            (partial(awaited_name_of), 1, "key: an async function"),
         ):
             with pytest.raises(InvalidValue, match=text):
                 define(limiter, key, n)

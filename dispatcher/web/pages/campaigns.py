@@ -375,9 +375,9 @@ class Uploads:
                 return upload
         hours = _KEPT_FOR // timedelta(hours=1)
         detail = (
-            "this file was dropped by another person, or is not kept any more: of a visitor the "
-            f"last {_MOST_OF_ONE} are kept, for {hours} hours; drop it again, and nothing is "
-            "booked twice"
+            "another person dropped this file, or it is not kept any more: the last "
+            f"{_MOST_OF_ONE} of a visitor are kept for {hours} hours; drop it again, and "
+            "nothing is booked twice"
         )
         raise Refused(404, "no-such-upload", detail)
 

@@ -54,7 +54,7 @@ def wanted_of(visit: Visit, fields: Fields) -> Wanted:
     if "key" in fields or "key_prefix" in fields:
         visit.caller.check(Right.RECIPIENTS_READ)
         if visit.caller.is_bound:
-            raise forbidden("the key is bound; messages may have idempotency keys of others")
+            raise forbidden("filters by idempotency key need a key without bound channels or scope")
 
     def time_of(name: str) -> datetime | None:
         # That of today: a link to the next page must mean the same.

@@ -153,7 +153,7 @@ def test_only_those_with_the_right_and_their_own(house: House, visit: Visit) -> 
     assert visit().get(path).status_code == 404, "of another site"
     bound = visit(scope=None, channels=frozenset({"file"}))
     _, shown = ended(bound, drop(bound, csv_of(("ada", FAR + HOUR)), channel="memory"))
-    assert "the key may use the channels file" in shown
+    assert "the key may only use the channels file" in shown
     assert "There is nothing to book." in shown
     assert house.dispatcher.count() == 0
 
@@ -193,7 +193,7 @@ def test_a_visitor_keeps_a_few_files_and_is_told_of_the_others(
         assert visitors.status("ann", path) == status
     gone = visitors.client.post(first)
     assert gone.status_code == 404
-    assert "of a visitor the last 2 are kept, for 12 hours" in gone.text
+    assert "the last 2 of a visitor are kept for 12 hours" in gone.text
     assert "drop it again, and nothing is booked twice" in gone.text
     assert visitors.status("bob", bobs) == 200
 
