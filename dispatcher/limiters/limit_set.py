@@ -186,11 +186,11 @@ class LimitSet:
         else:
             raise InvalidValue("keys", quoted(keys), f"one text, or {number} of them in a sequence")
         if not self._distinct and len({*self.state_names(separate, limits)}) < number:
-            problem = "two of one kind, count and length for one key"
-            raise InvalidValue("limits", problem, "a name= of their own")
+            problem = "two limits of one key have the same kind, count and length"
+            raise InvalidValue("limits", problem, "another name= for each")
         tags = {self._names.hash_tag(key) for key in separate} if self._cluster else set()
         if len({key_slot(tag.encode()) for tag in tags}) > 1:
-            problem = "they lie in several slots of the cluster"
+            problem = "lie in several slots of the cluster"
             raise InvalidValue("keys", problem, "one key, or limiters with a tag")
         return separate
 
@@ -211,7 +211,7 @@ class LimitSet:
         """Raise InvalidValue unless one script may take permits for all of these keys."""
         if self._names.tag is None and len({key for keys in groups for key in keys}) > 1:
             accepted = "one key, or limiters with a tag"
-            raise InvalidValue("requests", "they name several keys", accepted)
+            raise InvalidValue("requests", "name several keys", accepted)
 
     def text(self, script: str) -> str:
         return composed(f"limiters/{script}", self._kinds)
@@ -345,9 +345,9 @@ def _checked_key(key: str) -> str:
         raise InvalidValue("key", kind_of(key), accepted)
     key = plain(key)
     if not 1 <= len(key.encode(errors="replace")) <= _LONGEST_KEY:
-        raise InvalidValue("key", f"{len(key)} letters", accepted)
+        raise InvalidValue("key", f"{len(key)} characters", accepted)
     try:
         key.encode()
     except UnicodeEncodeError:
-        raise InvalidValue("key", "it has half a surrogate pair", accepted) from None
+        raise InvalidValue("key", "holds a lone surrogate", accepted) from None
     return key

@@ -247,7 +247,7 @@ class Operations(ABC):
     def _state_names(self, keys: Keys, kind: str, accepted: str) -> list[str]:
         indexes = [index for index, part in enumerate(self.limits) if part.kind == kind]
         if not indexes:
-            raise InvalidValue("limits", f"none of them is {accepted}", f"{accepted} among them")
+            raise InvalidValue("limits", f"none is {accepted}", f"{accepted} among the limits")
         states = self._limit_set.state_names(self._limit_set.keys_of(keys))
         return [states[index] for index in indexes]
 
@@ -465,7 +465,7 @@ class Limiter(Operations):
         """
         names = self._state_names(keys, "cool_down", "a CoolDown")
         if (length is None) == (until is None):
-            raise InvalidValue("until", "not exactly one of length and until", "one of the two")
+            raise InvalidValue("until", "neither or both of length and until", "one of them")
         if until is not None and (not isinstance(until, datetime) or until.tzinfo is None):
             raise InvalidValue("until", quoted(until), "an aware datetime")
         ms = 0
@@ -520,8 +520,8 @@ class Limiter(Operations):
                 return (yield from cast("Any", function(*args, **kwargs)))
 
         if _is_called_as(function, inspect.iscoroutinefunction, inspect.isasyncgenfunction):
-            accepted = "one that is not awaited, or a limiter on a client of redis.asyncio"
-            raise InvalidValue("function", "it must be awaited", accepted)
+            accepted = "one without async, or a limiter on a client of redis.asyncio"
+            raise InvalidValue("function", "is an async function", accepted)
         if _is_called_as(function, inspect.isgeneratorfunction):
             return cast("Callable[P, T]", generating)
         return limited
@@ -598,7 +598,7 @@ class AsyncLimiter(Operations):
             return cast("Callable[P, T]", _generating(function, block))
         if not _is_called_as(inspect.unwrap(function), inspect.iscoroutinefunction):
             accepted = "one defined by async def, or a limiter on a client of redis"
-            raise InvalidValue("function", "it is not awaited", accepted)
+            raise InvalidValue("function", "is not an async function", accepted)
         return cast("Callable[P, T]", limited)
 
     async def _call(self, command: Callable[..., Any], *words: Any) -> Any:

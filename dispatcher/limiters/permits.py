@@ -41,7 +41,7 @@ _MOST_AT_ONCE = 500
 """One script restores at most so many permits; it then runs for a few milliseconds."""
 _PERIODS = 5  # the one before, the present one, and those in which turns are looked for
 _ROOM_NOTED_MS = 3_600_000
-CLOSED = "the permit logs are not complete; the sweep rebuilds them from the store"
+CLOSED = "Redis permit logs are being rebuilt from SQL (needs a running worker and beat)"
 
 
 @dataclass(frozen=True, slots=True)

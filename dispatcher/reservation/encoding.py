@@ -19,7 +19,7 @@ from dispatcher.times.zones import DAY_MS
 if TYPE_CHECKING:
     from dispatcher.reservation.booking import BookingRequest, Leg, Terms
 
-ENDLESS = "no slot was found in a bounded search"
+ENDLESS = "the search for a free slot was stopped at its bound"
 ID_BYTES = 16
 _kind = attrgetter("kind")
 _NO_END = 99_999_999_999_999  # 14 digits: what the scripts count up to

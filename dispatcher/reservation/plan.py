@@ -29,7 +29,7 @@ _RENEW_SECONDS = LIFE_MS / 1_000 / 5
 _STEP = 1_000
 """About how many members of a window are read together; Redis is busy for a millisecond."""
 _AT_ONCE = 1_000
-_LOST = "the copies of the plan are gone; plan again"
+_LOST = "the plan's copies of the windows are gone; plan again"
 
 
 class Copies(AbstractContextManager["Copies"]):

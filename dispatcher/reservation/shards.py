@@ -26,10 +26,7 @@ from dispatcher.reservation.booking import (
 )
 from dispatcher.reservation.encoding import ENDLESS, ID_BYTES, Rules, member_of, new_tail
 
-CLOSED = (
-    "the windows are not complete; the sweep rebuilds them from the store, once a worker and a "
-    "beat run"
-)
+CLOSED = "Redis windows are being rebuilt from SQL; retry in 1 s (needs a running worker and beat)"
 RETRY_AFTER = timedelta(seconds=1)
 """When to ask again while windows are closed: a rebuild takes the settle time and some more."""
 _MOST_AT_ONCE = 250

@@ -320,7 +320,7 @@ def test_what_is_awaited_needs_a_limiter_that_is_and_nothing_else_does() -> None
     others = [generator, plain, partial(plain), print]
     for client, functions, says in (
         (redis.Redis(), awaited, r"redis\.asyncio"),
-        (redis.asyncio.Redis(), others, r"not awaited; accepted: .* a client of redis"),
+        (redis.asyncio.Redis(), others, r"not an async function; accepted: .* a client of redis"),
     ):
         limited: Any = Concurrency(2).on(client).limited("provider")
         for function in functions:

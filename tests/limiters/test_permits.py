@@ -438,7 +438,7 @@ def test_where_a_shard_is_closed_a_group_can_give_all_back(
     made = world(EVER, **{SMS: [EVER]})
     made.client.delete(made.keys(closed).epoch)
     group = [wanted(scope) for scope in (ALONE, FAR, NEAR)]
-    with pytest.raises(LimitersUnavailable, match="not complete"):
+    with pytest.raises(LimitersUnavailable, match="being rebuilt"):
         made.permits.acquire(group, within=HOLD)
     made.permits.give_back(group)
     assert made.logs() == []
@@ -547,7 +547,7 @@ def test_fills_read_each_channel_in_its_shard(world: Callable[..., World]) -> No
     assert mail.closed_until is not None
     assert made.client.everything() == before
     made.client.delete(made.keys(MAIL).epoch)
-    with pytest.raises(LimitersUnavailable, match="not complete"):
+    with pytest.raises(LimitersUnavailable, match="being rebuilt"):
         fills.read()
 
 

@@ -21,7 +21,7 @@ def is_open(real: Reserving, scope: str = "ann") -> bool:
     try:
         booking = real.book(NOON, scope)
     except ReservationsUnavailable as error:
-        if "not complete" not in error.reason:
+        if "being rebuilt" not in error.reason:
             raise
         return False
     cancel(real.windows, booking.message_id, booking.terms)

@@ -236,7 +236,7 @@ def test_copies_that_were_lost_are_an_error(house: House) -> None:
         house.redis.delete(*plan_keys(house))
         yield draft("ada")
 
-    with pytest.raises(ReservationsUnavailable, match="copies of the plan are gone"):
+    with pytest.raises(ReservationsUnavailable, match="copies of the windows are gone"):
         house.dispatcher.plan(drafts())
     assert plan_keys(house) == []
 
@@ -273,7 +273,7 @@ def test_a_closed_shard_is_an_error(house: House, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Copies, "_copy_duplicates", booked)
     house.redis.delete(house.keys("ada").epoch)
     before = house.snapshot()
-    with pytest.raises(ReservationsUnavailable, match="not complete"):
+    with pytest.raises(ReservationsUnavailable, match="being rebuilt from SQL"):
         house.dispatcher.plan([draft("ada")])
     assert house.snapshot() == before
 

@@ -50,7 +50,7 @@ def test_redis_is_down(shaky: House) -> None:
     shaky.server.stop()
     refuses_everything(shaky, says="cannot be reached")
     shaky.server.start()
-    refuses_everything(shaky, says="not complete")
+    refuses_everything(shaky, says="being rebuilt")
     shaky.open()
     accepts_again(shaky)
 
@@ -58,7 +58,7 @@ def test_redis_is_down(shaky: House) -> None:
 def test_redis_is_empty(house: House) -> None:
     house.submit("before", send_at=SOON)
     house.redis.flushall()
-    refuses_everything(house, says="not complete")
+    refuses_everything(house, says="being rebuilt")
     assert house.redis.keys("*") == []
     house.open()
     accepts_again(house)
@@ -67,7 +67,7 @@ def test_redis_is_empty(house: House) -> None:
 def test_only_the_shard_that_lost_its_epoch_is_refused(house: House) -> None:
     other = next(name for name in "bcdefgh" if house.keys(name) != house.keys("ada"))
     house.redis.delete(house.keys("ada").epoch)
-    refuses_everything(house, says="not complete")
+    refuses_everything(house, says="being rebuilt")
     house.submit(other, send_at=SOON)
 
 
@@ -77,7 +77,7 @@ def test_redis_evicts(shaky: House, build: Build, policy: str) -> None:
     with pytest.raises(ReservationsUnavailable, match=rf"{policy}.*must be noeviction"):
         shaky.parts.reconciler.reconcile()
     assert shaky.redis.keys("*:epoch") == [], "existing epochs are taken back"
-    refuses_everything(shaky, says="not complete")
+    refuses_everything(shaky, says="being rebuilt")
     refuses_everything(build(server=shaky.server, opened=False), says="must be noeviction")
     shaky.redis.config_set("maxmemory-policy", "noeviction")
     shaky.open()
