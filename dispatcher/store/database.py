@@ -27,7 +27,7 @@ from dispatcher.store.engines.errors import (
     was_conflict,
     was_undone,
 )
-from dispatcher.store.engines.types import insert_if_absent, one_of
+from dispatcher.store.engines.types import insert_if_absent
 from dispatcher.store.schema import tables_named
 
 T = TypeVar("T")
@@ -138,16 +138,18 @@ class Database:
 
         return self.run(whole, once=once)
 
-    def read(self, query: sa.Select[*tuple[Any, ...]]) -> Sequence[sa.Row[*tuple[Any, ...]]]:
-        return self.run(lambda connection: connection.execute(query).all())
+    def read(
+        self, query: sa.Select[*tuple[Any, ...]], parameters: Mapping[str, Any] | None = None
+    ) -> Sequence[sa.Row[*tuple[Any, ...]]]:
+        return self.run(lambda connection: connection.execute(query, parameters).all())
 
     def read_of(
-        self, query: sa.Select[*tuple[Any, ...]], column: sa.Column[Any], values: Sequence[Any]
+        self, query: sa.Select[*tuple[Any, ...]], values: Sequence[Any]
     ) -> list[sa.Row[Any]]:
+        """Read what a query finds for all ``values``, its parameter of :func:`one_of`."""
         rows: list[sa.Row[Any]] = []
         for start in range(0, len(values), _VALUES_AT_ONCE):
-            page = values[start : start + _VALUES_AT_ONCE]
-            rows += self.read(query.where(one_of(column, page)))
+            rows += self.read(query, {"values": values[start : start + _VALUES_AT_ONCE]})
         return rows
 
     def execute(self, statement: sa.Executable) -> None:

@@ -33,14 +33,16 @@ class Suppression(NamedTuple):
 
 
 def is_suppressed(tables: Tables, connection: Connection, recipient: str, channel: str) -> bool:
-    query = select(tables.suppressed(recipient, channel))
-    return bool(connection.scalar(query, execution_options=AS_NAMED))
+    names = {"recipient": recipient, "channel": channel}
+    return bool(connection.scalar(tables.opt_out, names, execution_options=AS_NAMED))
 
 
 class Suppressions:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._tables = database.tables
+        row = database.tables.suppressions.c
+        self._of = select(row.recipient, row.channel).where(one_of(row.recipient, "values"))
 
     def add(self, recipient: str, channel: str | None) -> None:
         row = {"recipient": recipient, "channel": channel or EVERY_CHANNEL}
@@ -56,10 +58,9 @@ class Suppressions:
         self._database.execute(statement)
 
     def among(self, recipients: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
-        columns, pairs = self._tables.suppressions.c, set(recipients)
-        query = select(columns.recipient, columns.channel)
+        pairs = set(recipients)
         names = list({recipient for recipient, _ in pairs})
-        stored = set(map(tuple, self._database.read_of(query, columns.recipient, names)))
+        stored = set(map(tuple, self._database.read_of(self._of, names)))
         return {
             (recipient, channel)
             for recipient, channel in pairs
@@ -185,5 +186,5 @@ class PersonalData:
     def counting(self, name: str, message_ids: Sequence[UUID]) -> dict[UUID, bool]:
         columns = self._tables.messages.c
         query = select(columns.id, columns.scope, columns.scopes)
-        rows = self._database.read_of(query, columns.id, message_ids)
+        rows = self._database.read_of(query.where(self._tables.has_id("values")), message_ids)
         return {row.id: name in (row.scope, *(row.scopes or {}).values()) for row in rows}

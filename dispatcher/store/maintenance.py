@@ -333,12 +333,13 @@ class StoreMaintenance:
         ended_at = sa.func.coalesce(columns.finished_at, columns.next_attempt_at)
         is_young = ended_at > later(database_now(), -grace)
         frees = sa.and_(ended, columns.reserved == sa.true(), is_young)
-        query = self._reserved.add_columns((~ended).label("holds"), frees.label("frees"))
+        query = self._reserved.where(self._tables.has_id("values"))
+        query = query.add_columns((~ended).label("holds"), frees.label("frees"))
         return {
             row.id: ReservationState(
                 ReservationRow._make(row[:-2]), bool(row.holds), bool(row.frees)
             )
-            for row in self._database.read_of(query, columns.id, message_ids)
+            for row in self._database.read_of(query, message_ids)
         }
 
     def bar_moves(self, message_ids: Sequence[UUID]) -> set[UUID]:
@@ -423,10 +424,11 @@ class StoreMaintenance:
         attempts = self._tables.attempts
         columns = (attempts.c.message_id, attempts.c.token, attempts.c.finished_at)
         query = sa.select(*columns, database_now().label("now"))
+        query = query.where(one_of(attempts.c.message_id, "values"))
         ids = sorted({message_id for message_id, _ in tries})
         return {
             (row.message_id, row.token): row.now - row.finished_at if row.finished_at else None
-            for row in self._database.read_of(query, attempts.c.message_id, ids)
+            for row in self._database.read_of(query, ids)
         }
 
     def snoozed(self, *, batch: int) -> Iterator[list[UUID]]:

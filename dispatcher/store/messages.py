@@ -141,6 +141,7 @@ class Messages:
         self._tables = database.tables
         backend, engine = database.backend, database.engine
         self._move = self._moving()
+        self._movables = self._tables.movable.where(self._tables.has_id("values"))
         message, keyed, names = _inserts(database)
         self._insert = Prepared(engine, message, names)
         self._insert_key = Prepared(engine, insert_if_absent(self._tables.keys), KEYED)
@@ -227,18 +228,16 @@ class Messages:
         return [row.message for row in self.movables(message_ids).values()]
 
     def with_keys(self, keys: Sequence[str]) -> dict[str, tuple[Message, str]]:
-        column = self._tables.keys.c.idempotency_key
-        return with_keys(self._tables, lambda query: self._database.read_of(query, column, keys))
+        return with_keys(self._tables, lambda query: self._database.read_of(query, keys))
 
     def unsent(self, messages: Sequence[Message]) -> set[UUID]:
         return self._database.run(lambda connection: unsent(self._tables, connection, messages))
 
     def has(self, message_ids: Sequence[UUID]) -> bool:
         """Return whether all are stored, none taken back; a duplicate may have stored one alone."""
-        messages, error = self._tables.messages, self._tables.messages.c.last_error
-        query = self._tables.stored.where(sa.or_(error.is_(None), error != TAKEN_BACK))
-        query = query.with_only_columns(messages.c.id)
-        rows = self._database.read_of(query, messages.c.id, message_ids)
+        error = self._tables.messages.c.last_error
+        query = self._tables.present.where(sa.or_(error.is_(None), error != TAKEN_BACK))
+        rows = self._database.read_of(query, message_ids)
         return {row.id for row in rows} == set(message_ids)
 
     def attempts(self, message_id: UUID) -> list[Attempt]:
@@ -253,7 +252,7 @@ class Messages:
         return row
 
     def movables(self, message_ids: Sequence[UUID]) -> dict[UUID, Movable]:
-        rows = self._database.read_of(self._tables.movable, self._tables.messages.c.id, message_ids)
+        rows = self._database.read_of(self._movables, message_ids)
         return {row.id: to_movable(row) for row in rows}
 
     def cancel(
@@ -400,8 +399,7 @@ class Messages:
         query = sa.select(*tables.message_columns)
         mine = connection.execute(query.where(tables.messages.c.id == message.id)).one_or_none()
         if mine is None and key is not None:
-            has_key = tables.keys.c.idempotency_key == key
-            mine = connection.execute(tables.keyed.where(has_key)).one_or_none()
+            mine = connection.execute(tables.keyed, {"values": [key]}).one_or_none()
             if mine is not None and unsent(tables, connection, [to_message(mine)]):
                 addition, mine = addition._replace(supersedes=mine.id), None
         if mine is None:
@@ -530,9 +528,7 @@ def with_keys(
 
     The keys are asked first: a look at the messages opens the partitions of all days.
     """
-    if not read(sa.select(tables.keys.c.message_id)):
-        return {}
-    rows = read(tables.keyed)
+    rows = read(tables.keyed) if read(tables.taken_keys) else ()
     return {row.idempotency_key: (to_message(row), row.fingerprint) for row in rows}
 
 

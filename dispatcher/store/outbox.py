@@ -31,7 +31,7 @@ from dispatcher.message import Message
 from dispatcher.store.database import Database
 from dispatcher.store.engines.base import Location, StoreEngine, files_of, is_added
 from dispatcher.store.engines.errors import refused_by_driver, unavailable
-from dispatcher.store.engines.types import insert_if_absent, one_of
+from dispatcher.store.engines.types import insert_if_absent
 from dispatcher.store.lists import is_suppressed
 from dispatcher.store.messages import (
     free_key,
@@ -134,14 +134,14 @@ class JoinedTransaction(Generic[T]):
 
     def with_keys(self, keys: Sequence[str]) -> dict[str, tuple[Message, str]]:
         """Return the messages that have these keys, as this transaction sees them."""
-        has_key = one_of(self._tables.keys.c.idempotency_key, keys)
         looks_past = self._backend.sees_a_snapshot and self._was_asked
         self._was_asked = True
 
         def read(query: Select[Any]) -> Sequence[Row[Any]]:
             # A message may be younger than the snapshot; only a lock looks past that.
-            locked = query.with_for_update(read=True) if looks_past else query
-            return self._connection.execute(locked.where(has_key), execution_options=AS_NAMED).all()
+            query = query.with_for_update(read=True) if looks_past else query
+            values = {"values": keys}
+            return self._connection.execute(query, values, execution_options=AS_NAMED).all()
 
         with self._undone_alone():
             return with_keys(self._tables, read)
@@ -186,12 +186,11 @@ class JoinedTransaction(Generic[T]):
             return is_suppressed(self._tables, self._connection, recipient, channel)
 
     def present(self, message_ids: Sequence[UUID]) -> set[UUID]:
-        row, present = self._tables.messages.c, set[UUID]()
+        query, present = self._tables.present, set[UUID]()
         with self._undone_alone():
             for start in range(0, len(message_ids), _IDS_AT_ONCE):
-                has_id = self._tables.has_id(message_ids[start : start + _IDS_AT_ONCE])
-                query = self._tables.stored.where(has_id).with_only_columns(row.id)
-                present.update(self._connection.scalars(query, execution_options=AS_NAMED))
+                page = {"values": message_ids[start : start + _IDS_AT_ONCE]}
+                present.update(self._connection.scalars(query, page, execution_options=AS_NAMED))
         return present
 
     def _takes_key(self, addition: Addition, key: str) -> bool:
@@ -260,9 +259,7 @@ class JoinedMessages:
             return JoinedTransaction(self._tables, backend, connection, watch)
 
     def stored(self, message_ids: Sequence[UUID]) -> set[UUID]:
-        row = self._tables.messages.c
-        query = self._tables.stored.with_only_columns(row.id)
-        return {message_id for (message_id,) in self._database.read_of(query, row.id, message_ids)}
+        return {row.id for row in self._database.read_of(self._tables.present, message_ids)}
 
     def _is_elsewhere(self, connection: Connection) -> bool:
         pool, backend = connection.engine.pool, self._database.backend

@@ -224,12 +224,17 @@ class Tables:
         guard = (messages.c.move_token, messages.c.tail, database_now().label("read_at"))
         self.movable = self.stored.add_columns(*guard)
         """The query of what ``to_movable`` makes messages of."""
+        self.present = self.stored.with_only_columns(messages.c.id).where(self.has_id("values"))
+        """The query of those ids that messages have. This one and the next two take ``values``."""
+        has_key = one_of(self.keys.c.idempotency_key, "values")
+        self.taken_keys = sa.select(self.keys.c.message_id).where(has_key)
         self.keyed = (
             sa.select(*self.message_columns, self.keys.c.fingerprint)
             .select_from(self.keys)
             .join(messages, messages.c.id == self.keys.c.message_id)
+            .where(has_key)
         )
-        """The query of messages that have an idempotency key."""
+        """The query of the messages that have these idempotency keys."""
         self.is_scheduled = self.has_status(Status.SCHEDULED)
         self.is_notification_due: sa.ColumnElement[bool] = sa.literal_column(NOTIFICATION_DUE)
         self.is_unreleased: sa.ColumnElement[bool] = sa.literal_column(UNRELEASED)
@@ -248,8 +253,11 @@ class Tables:
         """Whether nothing that remains to be done needs the row of a message that has ended."""
         self.is_suppressed = self.suppressed(messages.c.recipient, messages.c.channel)
         """The condition that the recipient of a message has opted out."""
+        names = (sa.bindparam(name, type_=sa.String()) for name in ("recipient", "channel"))
+        self.opt_out = sa.select(self.suppressed(*names))
+        """The query whether a recipient has opted out of a channel."""
 
-    def has_id(self, ids: Sequence[UUID]) -> sa.ColumnElement[bool]:
+    def has_id(self, ids: Sequence[UUID] | str) -> sa.ColumnElement[bool]:
         return one_of(self.messages.c.id, ids)
 
     def has_status(self, *statuses: Status) -> sa.ColumnElement[bool]:

@@ -72,7 +72,7 @@ class VoidIds:
         row = self._tables.messages.c
         ended = self._tables.holds_no_reservation.label("ended")
         query = sa.select(row.id, row.send_at, row.tail, row.status, ended)
-        rows = self._database.read_of(query, row.id, ordered)
+        rows = self._database.read_of(query.where(self._tables.has_id("values")), ordered)
         void = {row.id for row in rows if row.status == VOID}
         holding = {row.id: ReservedTime(row.send_at, row.tail) for row in rows if not row.ended}
         return Settled(holding, void, set(ordered) - {row.id for row in rows})
