@@ -129,8 +129,8 @@ shapes[Message] = message_data
 def attributes(*names: str) -> Callable[[object], dict[str, Any]]:
     """Return the shape of attributes by their names; ``id=message_id`` has another name."""
     parts = (name.partition("=") for name in names)
-    pairs = [(name, attribute or name) for name, _, attribute in parts]
-    return lambda value: {name: getattr(value, attribute) for name, attribute in pairs}
+    getters = {name: attrgetter(attribute or name) for name, _, attribute in parts}
+    return lambda value: {name: get(value) for name, get in getters.items()}
 
 
 def error_data(error: DispatcherError) -> dict[str, Any]:

@@ -366,24 +366,17 @@ def _rule(refused: RuleRefusals | LastRefusal) -> str:
     return f"{refused.quota} of each {refused.kind}" if refused.kind else refused.quota
 
 
+_attributes_of = output.attributes(
+    "now", "since=counts.since", "counts=counts.by_channel", "counts_complete=counts.complete",
+    "overdue", "held", "pauses", "load", "limits", "workers", "beats", "duties", "items_rejected",
+    "silence",
+)  # fmt: skip
+
+
 def _overview_data(overview: Overview) -> dict[str, Any]:
-    counts, duties = overview.counts, overview.duties
-    return {
-        "now": overview.now,
-        "since": counts.since,
-        "counts": _every_status(counts.by_channel),
-        "counts_complete": counts.complete,
-        "overdue": overview.overdue,
-        "held": overview.held,
-        "pauses": overview.pauses,
-        "load": overview.load,
-        "limits": overview.limits,
-        "workers": overview.workers,
-        "beats": overview.beats,
-        "duties": None if duties is None else {duty.name: duty.age for duty in duties},
-        "items_rejected": overview.items_rejected,
-        "silence": overview.silence,
-    }
+    data = _attributes_of(overview)
+    duties = None if data["duties"] is None else {duty.name: duty.age for duty in data["duties"]}
+    return data | {"counts": _every_status(data["counts"]), "duties": duties}
 
 
 output.shapes |= {

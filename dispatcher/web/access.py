@@ -80,9 +80,10 @@ class Caller:
     scope: tuple[str, str] | None = None
     rate: str | None = None
 
-    def check(self, right: Right) -> None:
-        if right not in self.rights:
-            raise forbidden(f"the key has no right {right}")
+    def check(self, *rights: Right) -> None:
+        for right in rights:
+            if right not in self.rights:
+                raise forbidden(f"the key has no right {right}")
 
     def check_unbound(self) -> None:
         if self.is_bound:

@@ -125,8 +125,7 @@ class Context:
 
     def check(self, *rights: Right) -> None:
         """Refuse a call without these rights, or with query names that, ignored, would alter it."""
-        for right in rights:
-            self.caller.check(right)
+        self.caller.check(*rights)
         parameters = self.operation.get("parameters", ())
         names = [parameter["name"] for parameter in parameters if parameter["in"] == "query"]
         counts = Counter(name for name, _ in self.request.query_params.multi_items())

@@ -326,8 +326,7 @@ class Site:
 
     def enter(self, request: Request, page: PageRoute) -> Caller:
         caller = self._admission.admit(request)
-        for right in page.rights:
-            caller.check(right)
+        caller.check(*page.rights)
         if page.is_unbound:
             caller.check_unbound()
         return caller
