@@ -49,6 +49,14 @@ def test_a_link_leads_somewhere(name: str) -> None:
         assert not section or section in sections(path), f"{file}#{section}"
 
 
+def test_the_tests_that_a_page_names_are_there() -> None:
+    there = {path.name for path in (ROOT / "tests").rglob("*")}
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        names = re.findall(r"`(tests/[\w/.]+|test_\w+\.py)`", path.read_text(encoding="utf-8"))
+        missing = [name for name in names if name not in there and not (ROOT / name).exists()]
+        assert not missing, f"{path.name} names tests that are not there"
+
+
 @pytest.mark.parametrize("name", ["docs/operating.md", "docs/submitting.md"])
 def test_the_settings_of_a_page_are_read(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
