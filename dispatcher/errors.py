@@ -394,7 +394,7 @@ class OutcomeUnknown(StoreUnavailable):
     """
 
     def __init__(self, reason: str, message_id: UUID) -> None:
-        super().__init__(f"{reason}; whether message {message_id} was stored is not known")
+        super().__init__(f"{reason}; message {message_id} may have been stored: look it up")
         self.message_id = message_id
 
 

@@ -317,4 +317,4 @@ def _rest_left_to_reconcile() -> Iterator[None]:
     try:
         yield
     except ReservationsUnavailable as error:
-        log.warning("could not release reservations; reconcile releases them: %s", error)
+        log.warning("could not release reservations; reconcile does: %s", error)

@@ -351,8 +351,7 @@ class Messages:
             return now
         if runs > 1:
             raise StoreUnavailable(
-                "the connection broke, and whether the message was changed by this call, too, is "
-                "not known",
+                "the connection broke, and this call may have changed the message",
                 remedy="read it again",
             )
         raise MessageChanged(before.message.id)

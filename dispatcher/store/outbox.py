@@ -379,7 +379,7 @@ def connection_of(session: object) -> Connection:
             return session.connection()
     accepted = _ACCEPTED
     if isinstance(session, scoped_session):
-        accepted += ": of a scoped_session, what calling it returns"
+        accepted += "; a scoped_session returns its Session when called"
     elif _is_of_loop(session):
         accepted += "; with an asynchronous one: await dispatcher.asubmit(…, session=session)"
     raise InvalidDraft("session", kind_of(session), accepted)

@@ -237,7 +237,7 @@ class Changes:
             raise MessageChanged(message_id)
         if message.scope == NO_SCOPE:
             raise InvalidDraft(
-                "id", "it is a status message, which has no reservation", "the id of a message"
+                "id", "is that of a status message, which keeps its time", "another message"
             )
         now = self.clock.now()
         draft = _draft(message, new_time)

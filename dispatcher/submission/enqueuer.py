@@ -55,8 +55,6 @@ class Enqueuer:
                 [Ticket(message.id, message.channel, message.next_attempt_at) for message in near]
             )
         except QueueUnavailable as error:
-            log.warning(
-                "%d messages were not enqueued; enqueue_due enqueues them: %s", len(near), error
-            )
+            log.warning("could not enqueue %d messages; enqueue_due does: %s", len(near), error)
             with suppress(StoreUnavailable):  # else after enqueue_grace
                 self.messages.enqueue_again([message.id for message in near])

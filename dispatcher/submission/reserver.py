@@ -70,8 +70,8 @@ class Reserver:
             beside_the_loop(partial(self.windows.withdraw, requests))
         except ReservationsUnavailable as error:
             log.warning(
-                "%d reservations that no message needs were not released; "
-                "reconcile releases them: %s", len(requests), error,
+                "could not release %d reservations that no message needs; reconcile does: %s",
+                len(requests), error,
             )  # fmt: skip
 
     def restore(self, rows: Iterable[Reserved]) -> int | None:
@@ -82,10 +82,7 @@ class Reserver:
         try:
             return self.upkeep.restore_missing([*rows])
         except ReservationsUnavailable as error:
-            log.warning(
-                "reservations of messages were not checked; reconcile restores those that are "
-                "missing: %s", error,
-            )  # fmt: skip
+            log.warning("could not check reservations; reconcile restores missing ones: %s", error)
             return None
 
     def note(self, refused: Sequence[tuple[BookingRequest, SlotRefused]]) -> None:

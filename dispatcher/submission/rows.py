@@ -382,7 +382,7 @@ def _check_columns(names: Iterable[str]) -> None:
         if name not in COLUMNS:
             raise InvalidDraft("columns", f"there is no column {quoted(name)}", known)
         if name in seen:
-            raise InvalidDraft("columns", f"there are two named {quoted(name)}", "each once")
+            raise InvalidDraft("columns", f"two are named {quoted(name)}", "each once")
         seen.add(name)
 
 

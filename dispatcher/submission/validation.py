@@ -213,7 +213,7 @@ def _times(
         name, send_at = "send_at", read(draft.send_at)
     elif draft.send_in is not None and draft.send_at is None:
         if draft.fold is not None and draft.expires_at is None and draft.latest is None:
-            raise InvalidSendTime("fold", "given with send_in", "a fold for local times")
+            raise InvalidSendTime("fold", "given with send_in", "send_at, or no fold")
         name, send_at = "send_in", send_time.after(draft.send_in, now=now)
     else:
         problem = "neither" if draft.send_at is None else "both"
@@ -252,7 +252,7 @@ def _expire_after(draft: Draft, channel: ChannelSettings, farthest: datetime) ->
 
 def _status_url(draft: Draft, settings: Settings) -> str:
     if not settings.status_channel:
-        problem = "given, and no channel carries status webhooks"
+        problem = "no channel carries status webhooks"
         raise InvalidDraft("status_url", problem, "no URL, or set status_channel in the settings")
     return check_recipient(draft.status_url, name="status_url")
 

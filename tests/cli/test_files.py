@@ -227,7 +227,7 @@ UNUSABLE: dict[str, tuple[bytes, str, list[str]]] = {
     "unknown column below": (b"sep=,\n\n,,\nchannel,colour\n", "columns: line 4: there is no", []),
     "unknown field below": (b'\n\n{"colour": 1}\n', "columns: line 3: there is no column",
                             ["--format", "jsonl"]),
-    "column twice": (b"text,text\n", "there are two named 'text'", []),
+    "column twice": (b"text,text\n", "two are named 'text'", []),
     "no recipient": (b"channel,text,send_at\n", "recipient is missing", []),
     "no time": (b"channel,text,recipient\n", "send_at or send_in is missing", []),
     "no channel": (b"recipient,text,send_at\n", "--channel", []),

@@ -170,7 +170,7 @@ def test_a_status_message_is_an_ordinary_one_without_a_reservation(
     house.deliver(house.submit(status_url=receiver.url))
     house.parts.sweep.notify()
     [status_message] = status_messages(house)
-    with pytest.raises(InvalidDraft, match="it is a status message"):
+    with pytest.raises(InvalidDraft, match="is that of a status message"):
         house.dispatcher.reschedule(status_message.id, send_in=HOUR)
     story = house.dispatcher.story(status_message.id)
     assert (story.reservations, story.status_host) == ((), None)
@@ -190,9 +190,9 @@ def test_a_status_message_is_an_ordinary_one_without_a_reservation(
     ("url", "problem"),
     [
         ("https://169.254.169.254/latest", "its address may not be reached"),
-        ("ftp://shop.example/hunter2", "it has another scheme"),
+        ("ftp://shop.example/hunter2", "its scheme is not allowed"),
         ("https://shop.example:8443/hunter2", "its port is not allowed"),
-        ("hunter2", "it has another scheme"),
+        ("hunter2", "its scheme is not allowed"),
         ("https://shop.example/" + "x" * 2_028, "2049 characters"),
         ("", "0 characters"),
         (4711, "an int"),

@@ -413,7 +413,7 @@ def modest(
     with closing(Database(postgres.url(name).replace("postgres@", "modest@"))) as database:
         with caplog.at_level(logging.WARNING):
             assert migrate(database) == HEAD
-        assert "as an administrator: CREATE SCHEMA dispatcher_days " in caplog.text
+        assert "administrator may run: CREATE SCHEMA dispatcher_days " in caplog.text
         yield database
     postgres.drop_database(name)
     postgres.execute("DROP ROLE modest")

@@ -41,7 +41,7 @@ def test_another_type_is_refused_with_advice(house: House, engine: Engine) -> No
     refuses(house, "session", problem="a str", accepted=either)
     refuses(house, engine, problem="an Engine", accepted=either)
     scoped = scoped_session(sessionmaker(engine))
-    refuses(house, scoped, problem="a scoped_session", accepted="what calling it returns")
+    refuses(house, scoped, problem="a scoped_session", accepted="returns its Session when called")
     refuses(house, AsyncSession(), problem="an AsyncSession", accepted="await dispatcher.asubmit(")
     remind(house, scoped())
     scoped.commit()

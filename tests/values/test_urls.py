@@ -172,7 +172,7 @@ def test_parameters_of_other_drivers_are_taken_over(url: str, parameters: dict[s
         (f"{PG}?sslmode=require&sslmode=disable", "'sslmode' is given more than once"),
         (f"{MY}?useSSL=true", "'useSSL' is not known"),
         (f"{MY}?ssl-mode=STRICT", "'ssl-mode' is 'STRICT'"),
-        (f"{MY}?ssl-mode=VERIFY_IDENTITY", "'ssl-mode' verifies by an authority"),
+        (f"{MY}?ssl-mode=VERIFY_IDENTITY", "'ssl-mode' needs the file of an authority"),
         (f"{MY}?ssl_verify_cert=perhaps", "'ssl_verify_cert' is 'perhaps'"),
         ("mysql://u:p@a:1,b:2/x", "cannot be read"),
         ("postgresql://u:p@a:one,b:2/x", "cannot be read"),

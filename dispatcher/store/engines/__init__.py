@@ -99,7 +99,7 @@ def engine_of(text: str) -> StoreEngine:
         engine: StoreEngine = getattr(import_module(f"{__name__}.{module}"), name)(url)
         url.get_dialect().import_dbapi()
     except (ImportError, NoSuchModuleError) as error:
-        problem = f"its driver is missing ({error})"
+        problem = f"its driver is not installed ({error})"
         if extra is None:  # a Python without SQLite
             raise InvalidSettings("database_url", problem, ACCEPTED) from error
         raise MissingExtra(extra, "database_url", problem, install_line(extra)) from error
@@ -118,7 +118,7 @@ def read_url(text: str) -> URL:
         raise InvalidSettings("database_url", "cannot be read", ACCEPTED) from None
     kind = _KINDS.get(url.drivername)
     if kind is None:
-        raise InvalidSettings("database_url", f"a database {url.drivername}", ACCEPTED)
+        raise InvalidSettings("database_url", f"{url.drivername} is not supported", ACCEPTED)
     query: dict[str, str | tuple[str, ...]] = {}
     for name, value in url.query.items():
         if isinstance(value, str):
@@ -182,7 +182,7 @@ def _as_pymysql(name: str, lower: str, value: str, url: URL) -> Mapping[str, str
     if mode not in _SSL_MODES:
         raise _refused(name, f"is {quoted(value)}", f"one of {', '.join(_SSL_MODES)}")
     if mode.startswith("verify") and not {"ssl_ca", "ssl-ca"} & url.query.keys():
-        raise _refused(name, "verifies by an authority", "ssl_ca beside it, a file")
+        raise _refused(name, "needs the file of an authority", "ssl_ca=FILE beside it")
     return _SSL_MODES[mode]
 
 

@@ -224,8 +224,8 @@ def _make_schema(split: _Split) -> None:
         connection.exec_driver_sql(f"CREATE SCHEMA {name}")
     else:
         log.warning(
-            "no right to create in schema %s: partitions of days are made beside the tables; to "
-            "have them there, as an administrator: %s the role in database_url",
+            "no right to create in schema %s: partitions of days are made beside the tables; an "
+            "administrator may run: %s <role of database_url>",
             split.days, f"CREATE SCHEMA {name} AUTHORIZATION"
             if is_usable is None else f"GRANT USAGE, CREATE ON SCHEMA {name} TO",
         )  # fmt: skip
