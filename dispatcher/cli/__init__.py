@@ -47,7 +47,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes at its end
         if error.errno != EPIPE:
             say_error(
-                f"standard output took no more ({error.strerror}); the command may have been done"
+                f"cannot write to standard output ({error.strerror}); the command may be done"
             )
         sys.exit(1)
     except UsageError as error:

@@ -57,8 +57,8 @@ class EmailBackend(BaseEmailBackend):
         super().__init__(**named)
         self.fail_silently = fail_silently
         if username or password:
-            accepted = "none: the channel's transport logs in"
-            raise InvalidDraft("username", "an e-mail that is booked needs no login", accepted)
+            accepted = "none"
+            raise InvalidDraft("username", "given, and the channel's transport logs in", accepted)
         for name in options.keys() - _OPTIONS:
             raise TypeError(f"there is no {name!r}; the keywords are {', '.join(sorted(_OPTIONS))}")
         self._channel = channel
@@ -77,7 +77,7 @@ class EmailBackend(BaseEmailBackend):
             except DispatcherError as error:
                 if not self.fail_silently:
                     raise
-                log.warning("an e-mail was not booked: %s", type(error).__name__)
+                log.warning("an e-mail was not accepted: %s", type(error).__name__)
         return booked
 
     def _book(self, email: EmailMessage) -> bool:

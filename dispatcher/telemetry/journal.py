@@ -367,11 +367,11 @@ def find_hooks(text: str) -> Any:
         except Exception as error:
             problem = f"cannot load {quoted(text)} ({type(error).__name__})"
             raise InvalidSettings("hooks", problem, accepted) from error
-    strange = {name for name in dir(target) if name.startswith("on_")} - {*KNOWN}
+    strange = sorted({name for name in dir(target) if name.startswith("on_")} - {*KNOWN})
     if strange:
-        raise InvalidSettings("hooks", f"{quoted(text)} has {', '.join(sorted(strange))}", accepted)
+        raise InvalidSettings("hooks", f"{quoted(text)} has unknown {', '.join(strange)}", accepted)
     if not any(callable(getattr(target, name, None)) for name in KNOWN):
-        raise InvalidSettings("hooks", f"{quoted(text)} has none of them", accepted)
+        raise InvalidSettings("hooks", f"{quoted(text)} has no hook", accepted)
     return target
 
 

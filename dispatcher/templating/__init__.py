@@ -112,8 +112,8 @@ class Templates:
             own_path = f"{directory}/{match[1]}"
             path, body = sources.setdefault(match[1], (own_path, {}))
             if path != own_path:
-                problem = f"there is a template {quoted(match[1])} already"
-                raise InvalidSettings(f"{field}_dir", problem, "one of each")
+                problem = f"template {quoted(match[1])} exists twice"
+                raise InvalidSettings(f"{field}_dir", problem, "one template of that name")
             body[match[2]] = text
         return sources
 

@@ -67,7 +67,7 @@ class CompiledText:
                     problem = f"has more than {limit} characters"
                     break
         except UndefinedError:
-            missing = ", ".join(sorted(self._wanted - data.keys())) or "a value that is not there"
+            missing = ", ".join(sorted(self._wanted - data.keys())) or "a value that data lacks"
             problem = f"needs {missing}"
         except Exception as error:  # noqa: BLE001 - filters may raise anything; it may quote data
             problem = f"cannot be rendered ({type(error).__name__})"

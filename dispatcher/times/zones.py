@@ -111,7 +111,7 @@ def known_zone(zone: str | None) -> str | None:
     except InvalidValue:
         log.warning(
             "this host has no zone %s: messages in it are judged by the zone of the settings; "
-            "install a newer tzdata, or give them another one: reschedule --set-zone", zone,
+            "install a newer tzdata, or run `dispatcher reschedule --set-zone`", zone,
         )  # fmt: skip
         return None
     return zone

@@ -121,11 +121,13 @@ class AppriseTransport:
         authority = _AUTHORITY.match(url)
         if authority is None or PLACEHOLDER in authority[0]:
             accepted = f"schema://host/…, with {PLACEHOLDER} behind the host only"
-            raise InvalidSettings(field, "its host is not clear", accepted)
+            raise InvalidSettings(field, "no scheme and host before the placeholder", accepted)
         with quiet():
             service = self._service(url, _NEUTRAL)
         if service is None:
-            raise InvalidSettings(field, "Apprise cannot use it", "a URL of one of its services")
+            raise InvalidSettings(
+                field, "Apprise cannot use the URL", "a URL of one of its services"
+            )
         return url
 
     def _in_time(self, notify: Callable[[], AppriseResult]) -> AppriseResult:
@@ -148,7 +150,7 @@ class AppriseTransport:
             thread.start()
         except RuntimeError:
             self._left.release()
-            raise TemporaryFailure("the system gives no more threads") from None
+            raise TemporaryFailure("the system gave no further thread") from None
         try:
             return result.result(self._seconds)
         except PermanentFailure:

@@ -104,7 +104,7 @@ def load(name: str, channel: ChannelSettings, settings: Settings) -> Transport:
         return cast("Transport", transport)
     if callable(transport):
         return cast("Transport", SimpleNamespace(send=transport))
-    problem = f"{quoted(channel.transport)} can not be called"
+    problem = f"{quoted(channel.transport)} is neither a transport nor a function"
     raise InvalidSettings(f"channels.{name}.transport", problem, accepted_names())
 
 
@@ -193,7 +193,7 @@ def check_of(channel: str, transport: Any, options: Mapping[str, Any]) -> Check 
         raw = inspect.getattr_static(transport, "check")
         if not isinstance(raw, staticmethod | classmethod):
             field, name = f"channels.{channel}.transport", transport.__name__
-            problem = f"the check of {name} needs an instance, and none is made to submit"
+            problem = f"check() of {name} needs an instance, and a submit makes none"
             raise InvalidSettings(field, problem, "a static method or a classmethod")
     takes_options = "options" in inspect.signature(check).parameters
     return partial(check, options=options) if takes_options else check
@@ -225,7 +225,7 @@ class Checks:
         except Exception as error:  # noqa: BLE001 - the code of a transport may raise anything
             # Its text may quote the body.
             kind = type(error).__name__
-            log.error("the check of channel %s raised %s", [channel], kind)  # noqa: TRY400 - same
+            log.error("transport check of channel %s raised %s", [channel], kind)  # noqa: TRY400 - same
             problem = f"the check of its transport raised {kind}"
             raise InvalidDraft("body", problem, "what the transport can send") from None
 
@@ -236,7 +236,7 @@ class Checks:
         try:
             return check_of(channel, find(channel, known.transport), known.options)
         except InvalidSettings as error:
-            log.info("nothing is checked for channel %s: %s", [channel], error.problem)
+            log.info("no transport checks drafts of channel %s: %s", [channel], error.problem)
             return None
 
 

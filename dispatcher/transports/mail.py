@@ -305,7 +305,7 @@ def read_allowed(names: Collection[str]) -> frozenset[str]:
     """Return the option ``allow_headers``, in lower case. Raises InvalidSettings."""
     for name in names:
         if not _NAME.fullmatch(name):
-            problem = f"{quoted(name)} is not for bodies"
+            problem = f"no body may have {quoted(name)}"
             raise InvalidSettings("allow_headers", problem, "names such as X-Mailgun-Tag")
     return frozenset(name.lower() for name in names)
 
@@ -318,7 +318,7 @@ def _check_headers(headers: object, allowed: frozenset[str]) -> None:
     seen = set()
     for name, value in headers.items():
         if not _NAME.fullmatch(name):
-            raise InvalidDraft("body.headers", "a name that is not for bodies", accepted)
+            raise InvalidDraft("body.headers", "a name that no body may have", accepted)
         if _STEERS.fullmatch(name) and name.lower() not in allowed:
             field, accepted = f"body.headers.{name}", "others, or the channel's allow_headers"
             raise InvalidDraft(field, "it steers the mail provider", accepted)

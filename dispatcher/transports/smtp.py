@@ -132,7 +132,7 @@ class SmtpTransport:
         local = recipient.rpartition("@")[0]
         if options.get("smtputf8") is False and not local.isascii():
             accepted = "an address in ASCII before the @, or a server with SMTPUTF8"
-            raise InvalidDraft("recipient", "beyond ASCII before the @", accepted)
+            raise InvalidDraft("recipient", "not ASCII before the @", accepted)
 
     @staticmethod
     def destination(message: Message) -> str | None:
@@ -399,7 +399,7 @@ class SmtpConnection(smtplib.SMTP):
 
     def _secure(self) -> None:
         if self._unread:  # sent before the encryption began, perhaps by an attacker
-            raise ConnectionBroken("it said something between STARTTLS and the encryption")
+            raise ConnectionBroken("it sent something between STARTTLS and the encryption")
         context, host = cast(ssl.SSLContext, self._server.context), self._server.host
         self.sock = context.wrap_socket(self._socket, server_hostname=host)
         self.ehlo_resp = None
@@ -450,7 +450,7 @@ class SmtpConnection(smtplib.SMTP):
                 raise self._misconfigured(why) from None
             raise TemporaryFailure(f"{self._server}: {why}") from None
         except smtplib.SMTPException:
-            raise self._misconfigured("it offers no way to log in that is known") from None
+            raise self._misconfigured("it offers no known way to log in") from None
         except ValueError:  # smtplib lets errors of base64 through
             why = "its answer to AUTH is no base64"
             raise TemporaryFailure(f"{self._server}: {why}") from None

@@ -179,7 +179,7 @@ class Reader:
         reached, and whatever two readers could understand in two ways.
         """
         if not url.isascii() or not _URL.fullmatch(url.lower()):  # U+212A in lower case is a k
-            raise _invalid("it has characters that a URL has not", "a URL, percent-encoded")
+            raise _invalid("it has characters that no URL has", "a URL, percent-encoded")
         try:
             parts = urlsplit(url)
         except ValueError:
@@ -187,7 +187,7 @@ class Reader:
         schemes = " or ".join(f"{scheme}://" for scheme in self._schemes)
         if parts.scheme not in self._schemes:
             clear = "" if "http" in self._schemes else ", or http:// with options.http = true"
-            raise _invalid("it has another scheme", f"{schemes}{clear}")
+            raise _invalid("its scheme is not allowed", f"{schemes}{clear}")
         if "@" in parts.netloc:
             raise _invalid("it has a user", "a URL without user and password")
         if "#" in url:

@@ -212,7 +212,7 @@ def test_an_output_that_takes_no_more_is_one_sentence() -> None:
         )  # fmt: skip
     said = done.stderr.decode()
     assert (done.returncode, said.count("\n")) == (1, 1), said
-    assert said.startswith("error: standard output took no more (No space left on device)")
+    assert said.startswith("error: cannot write to standard output (No space left on device)")
 
 
 def test_closed_streams_stop_no_command(house: House) -> None:

@@ -150,7 +150,7 @@ class Hooks:
         ("", OK, "there are none"),
         (f"{__name__}:Hooks", OK, "can be loaded"),
         ("no.such.module:Hooks", ERROR, "cannot load 'no.such.module:Hooks' (ModuleNotFoundError)"),
-        (f"{__name__}:Pigeon", ERROR, "has none of them"),
+        (f"{__name__}:Pigeon", ERROR, "has no hook"),
     ],
 )
 def test_hooks_that_cannot_be_loaded(hooks: str, level: Level, says: str) -> None:

@@ -79,7 +79,7 @@ def test_a_folder_holds_a_file_for_each_text_and_what_they_share(tmp_path: Path)
 
 def test_a_template_that_is_in_both_places_or_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "one.text").write_text("x", encoding="utf-8")
-    with pytest.raises(InvalidSettings, match="'one' already") as caught:
+    with pytest.raises(InvalidSettings, match="'one' exists twice") as caught:
         filled(templates(templates={"one": REMINDER}, templates_dir=tmp_path))
     assert caught.value.field == "channels.email.templates_dir"
     with pytest.raises(InvalidSettings, match="FileNotFoundError"):
@@ -90,8 +90,8 @@ def test_a_template_that_is_in_both_places_or_cannot_be_read_is_refused(tmp_path
     ("source", "problem"),
     [
         ("{{ name }}", "needs name"),
-        ("{{ given.more }}", "needs a value that is not there"),
-        ("{{ given[secret] }}", "needs a value that is not there"),
+        ("{{ given.more }}", "needs a value that data lacks"),
+        ("{{ given[secret] }}", "needs a value that data lacks"),
         ("{{ secret + 1 }}", "cannot be rendered (TypeError)"),
         ("{{ ''.__class__ }}", "cannot be rendered (SecurityError)"),
         ("{% include 'other' %}", "cannot be rendered (TypeError)"),

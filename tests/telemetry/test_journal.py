@@ -185,8 +185,8 @@ def test_a_hanging_hook_holds_up_no_work_and_its_queue_is_bounded(
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("Typo", "has on_send"),
-        ("Empty", "has none of them"),
+        ("Typo", "has unknown on_send"),
+        ("Empty", "has no hook"),
         ("Broken", "cannot load"),
         ("Nothing", "cannot load"),
     ],

@@ -180,7 +180,7 @@ def test_where_the_system_gives_no_thread_nothing_was_sent_and_nothing_is_lost(
     transport, refused = to(receiver), RuntimeError("can't start new thread")
     with (
         patch.object(threading.Thread, "start", side_effect=refused),
-        pytest.raises(TemporaryFailure, match="no more threads"),
+        pytest.raises(TemporaryFailure, match="no further thread"),
     ):
         transport.send(a_message())
     assert [transport.send(a_message()) for _ in range(2)] == ["JSON", "JSON"]

@@ -342,7 +342,7 @@ def test_a_transport_that_keeps_every_rule_passes() -> None:
         ({"make": refuses("recipient", "all")}, "recipient: all; accepted: 1 letters"),
         ({"make": checks(oddly)}, "KeyError instead of an InvalidDraft"),
         ({"make": refuses("phone")}, "the field 'phone'"),
-        ({"make": other(check=lambda *_: None)}, "the check of Other needs an instance"),
+        ({"make": other(check=lambda *_: None)}, "check() of Other needs an instance"),
         ({"make": other(destination=lambda *_: "")}, "as destination"),
         ({"make": other(destination=lambda _, message: str(message.id))},
          "another destination for the same recipient"),
