@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -233,6 +233,7 @@ def one_of(column: sa.Column[Any], values: Sequence[Any] | str) -> sa.ColumnElem
     return _one_of(column.in_(listed), column == sa.any_(array))
 
 
+@cache
 def insert_if_absent(table: sa.Table) -> postgresql.Insert:
     """Return an INSERT for :func:`is_added` that adds nothing where a key exists.
 
