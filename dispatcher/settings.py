@@ -241,9 +241,9 @@ class Settings(BaseSettings):
     queue_type: Literal["quorum", "classic"] = "quorum"
     """RabbitMQ broker: the type of its queues. An existing queue cannot change its type."""
     enqueue_grace: Length = timedelta(seconds=5)
-    """How long past its time a message stays unclaimed before it is enqueued again.
-    Then again each time that this is over; when it is late by four times this, after eight times
-    this, and when it is late by eight times, after 16."""
+    """How long past its time a message stays unclaimed before it is enqueued again. Then it is
+    enqueued again each time this passes; once late by 4 times this, each 8 times; once late by 8
+    times, each 16."""
     overdue_after: Length = timedelta(minutes=5)
     """How long past its time an unclaimed message is overdue: see ``catch_up`` of a channel."""
     group_size: Annotated[int, Field(ge=1, le=1_000)] = 50

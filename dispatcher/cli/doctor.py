@@ -110,7 +110,7 @@ def rebuild(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Fill shards again from SQL, a few at a time; submits to those are refused meanwhile.
+    """Rebuild shards from SQL, a few at a time; each refuses submits meanwhile.
 
     Exit code 1 when another process is rebuilding some of them.
     """
@@ -118,7 +118,7 @@ def rebuild(
         shards = dispatcher.settings.shards
         asked = len(set(shard)) if shard else shards
         if not yes:
-            confirm(f"Rebuild {asked} of {shards} shards? Their submits are refused meanwhile.")
+            confirm(f"Rebuild {asked} of {shards} shards? They refuse submits meanwhile.")
         with bar() as progress:
             task = progress.add_task("rows read")
             done = dispatcher.rebuild_windows(
@@ -139,7 +139,7 @@ def _differences(verified: Verified) -> RenderableType:
     parts: list[RenderableType] = [Text.assemble(compared, result)]
     if verified.closed:
         numbers = ", ".join(map(str, verified.closed))
-        parts.append(f"not complete, so not judged: shards {numbers}")
+        parts.append(f"not compared, because incomplete: shards {numbers}")
     parts += [f"{count} {fault.value}" for fault, count in verified.counts.items() if count]
     if verified.counts[Fault.FOREIGN]:
         parts.append("what is foreign was not written by the dispatcher; a rebuild deletes it")

@@ -148,7 +148,7 @@ def redis_eviction(node: RedisNode) -> Finding:
     if policy == "noeviction":
         return ok("nothing is evicted")
     return error(
-        f"maxmemory-policy is {policy}: reservations would be forgotten, so it is refused",
+        f"maxmemory-policy is {policy}: reservations would be forgotten, so every call is refused",
         "CONFIG SET maxmemory-policy noeviction, and the same in redis.conf",
         stops_worker=True,
     )
@@ -248,7 +248,7 @@ def redis_complete(doctor: Doctor) -> Finding:
     )
     return error(
         f"{'; '.join(words)}. The windows are built from the database, also on a fresh "
-        "deployment; until then such shards refuse submits, and without permits nothing is sent",
+        "deployment; until then such shards refuse submits, or give no permit to send",
         "start a worker and a beat, whose sweep builds them; then run the doctor again",
     )
 
@@ -257,7 +257,7 @@ def redis_foreign(doctor: Doctor) -> Finding:
     doctor.redis_nodes()
     foreign = sorted(doctor.redis.foreign())
     if not foreign:
-        return ok("every key with the name of a window is a window")
+        return ok("no other program wrote into the windows")
     names = ", ".join(name.decode("utf-8", "backslashreplace") for name in foreign[:_MOST_NAMED])
     return error(
         f"another program wrote {len(foreign)} keys of reservations: calls that need one fail: "
@@ -367,12 +367,12 @@ _MUCH_LOG = 2**30
 
 def store_transactions(doctor: Doctor) -> Finding:
     facts = doctor.housekeeping()
-    looked = f"; seen: {facts.limited_to}, as {facts.right} is missing" if facts.limited_to else ""
+    looked = f"; visible: {facts.limited_to} ({facts.right} is missing)" if facts.limited_to else ""
     if facts.oldest is None:
-        return ok(f"none keeps old versions of rows{looked}")
+        return ok(f"no transaction keeps old versions of rows{looked}")
     age = _rounded(facts.oldest)
     if facts.oldest < _LONG_OPEN:
-        return ok(f"the oldest one is open for {age}{looked}")
+        return ok(f"the oldest transaction is open for {age}{looked}")
     return warning(
         f"a transaction is open for {age}: since then no old version of a row is removed, and all "
         "work on the tables gets slower and slower",
@@ -411,7 +411,7 @@ def store_replication(doctor: Doctor) -> Finding:
         or slot.transactions > _MANY_TRANSACTIONS
     ]
     if not held:
-        return ok(f"{len(facts.slots)} in use, none far behind")
+        return ok(f"{len(facts.slots)} replication slots in use, none far behind")
     return warning(
         f"replication slots hold back what the database could remove: {', '.join(held)}",
         "let the consumer catch up, or drop the slot: SELECT pg_drop_replication_slot('NAME'). "
@@ -425,8 +425,8 @@ def store_partitions(doctor: Doctor) -> Finding:
         return ok("this database keeps all messages in one table")
     ahead, misplaced = facts.days
     if ahead and not misplaced:
-        return ok(f"{ahead} of the coming days have one")
-    wrong = "rows lie in the partition of other days" if ahead else "tomorrow has none"
+        return ok(f"{ahead} of the coming days have a partition")
+    wrong = "rows lie in the partition of other days" if ahead else "tomorrow has no partition"
     return warning(
         f"{wrong}: these messages are deleted one by one",
         "`prune` makes the partitions: see work.prune, and whether the role in database_url owns "
@@ -465,7 +465,7 @@ def broker_separate(doctor: Doctor) -> Finding:
     ids = {str(node.info.get("run_id")): node for node in doctor.redis_nodes()}
     redis = None if broker.run_id is None else ids.get(broker.run_id)
     if redis is None:
-        return ok("not the server of the windows")
+        return ok("the broker is not the server of the windows")
     if broker.database != redis.database:
         return ok(f"database {broker.database} of the server of the windows")
     return warning(
@@ -691,7 +691,7 @@ def work_orphans(doctor: Doctor) -> Finding:
     older_than = doctor.settings.reconcile_grace + doctor.patience
     count = doctor.redis.unconfirmed(older_than=older_than)
     if not count:
-        return ok("every reservation is confirmed, or young")
+        return ok("every reservation is confirmed, or within reconcile_grace")
     return warning(
         f"not settled within reconcile_grace: {_counted(count, 'reservation')}, which "
         "count against quotas, perhaps without a message",
@@ -717,7 +717,7 @@ def work_notifications(doctor: Doctor) -> Finding:
         remedy = f"{_SEE} `notify`, where its settings have the status_channel"
     else:
         older_than = timedelta(0)  # nothing posts any of them, however young it is
-        why = ", and there is no status_channel: none is sent, and they are never deleted"
+        why = ", and there is no status_channel: no webhook is sent, and no such message is deleted"
         remedy = "set status_channel for beat and workers to a webhook with payload = 'body'"
     late = doctor.tables.late_notifications(older_than=older_than)
     otherwise, where = "no status webhook is late", "for a status webhook"
@@ -799,7 +799,7 @@ def settings_files(doctor: Doctor) -> Finding:
 def settings_hooks(doctor: Doctor) -> Finding:
     setting = doctor.settings.hooks
     if not setting:
-        return ok("there are none")
+        return ok("there are no hooks")
     try:
         find_hooks(setting)
     except InvalidSettings as wrong:
@@ -818,13 +818,13 @@ def settings_templates(doctor: Doctor) -> Finding:
             f"submits that name them are refused: {'; '.join(wrong)}",
             "correct the template, or take it out of the settings",
         )
-    return ok(f"each of {len(problems)} compiles" if problems else "there are none")
+    return ok(f"each of {len(problems)} compiles" if problems else "there are no templates")
 
 
 def settings_recipients(doctor: Doctor) -> Finding:
     return _of_channels(
         doctor.settings.spellings.problems(),
-        what="rules",
+        what="spelling rules",
         otherwise="submits to these channels are refused",
         accepted="email, phone, or package.module:function that takes and returns a str",
     )
@@ -833,7 +833,7 @@ def settings_recipients(doctor: Doctor) -> Finding:
 def settings_bodies(doctor: Doctor) -> Finding:
     return _of_channels(
         doctor.settings.body_types.problems(),
-        what="types",
+        what="body types",
         otherwise="submits to these channels fail, and so does the OpenAPI document",
         accepted="package.module:attribute of a model of pydantic, a dataclass or a TypedDict",
     )

@@ -125,9 +125,7 @@ class AppriseTransport:
         with quiet():
             service = self._service(url, _NEUTRAL)
         if service is None:
-            raise InvalidSettings(
-                field, "Apprise cannot use the URL", "a URL of one of its services"
-            )
+            raise InvalidSettings(field, "Apprise cannot use it", "a URL of one of its services")
         return url
 
     def _in_time(self, notify: Callable[[], AppriseResult]) -> AppriseResult:

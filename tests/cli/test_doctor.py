@@ -139,7 +139,7 @@ def test_equal_ends_with_0(house: House, run: Run) -> None:
     house.redis.delete(house.keys("ada").epoch)
     ran = run("windows", "verify")
     assert ran.code == 1
-    assert f"not complete, so not judged: shards {house.keys('ada').shard}" in ran.out
+    assert f"not compared, because incomplete: shards {house.keys('ada').shard}" in ran.out
 
 
 def test_differences_end_with_1_and_are_named_until_a_rebuild(

@@ -68,7 +68,7 @@ def test_a_transaction_that_keeps_no_row_is_not_warned_of(
 ) -> None:
     monkeypatch.setattr(checks, "_LONG_OPEN", timedelta(0))
     with open_elsewhere(house, "SELECT 1"):
-        judged(house, "store.transactions", OK, "none keeps old versions of rows remedy")
+        judged(house, "store.transactions", OK, "no transaction keeps old versions of rows remedy")
 
 
 @on["postgresql"]

@@ -147,7 +147,7 @@ class Hooks:
 @pytest.mark.parametrize(
     ("hooks", "level", "says"),
     [
-        ("", OK, "there are none"),
+        ("", OK, "there are no hooks"),
         (f"{__name__}:Hooks", OK, "can be loaded"),
         ("no.such.module:Hooks", ERROR, "cannot load 'no.such.module:Hooks' (ModuleNotFoundError)"),
         (f"{__name__}:Pigeon", ERROR, "has no hook"),
@@ -203,8 +203,8 @@ def test_a_rule_for_recipients_or_a_type_of_bodies_that_cannot_be_used(
     setting: str, value: str, says: str
 ) -> None:
     check, what, good = {
-        "recipients": ("recipients", "rules", ("email", f"{__name__}:spell")),
-        "body": ("bodies", "types", (f"{__name__}:Body", f"{__name__}:Body")),
+        "recipients": ("recipients", "spelling rules", ("email", f"{__name__}:spell")),
+        "body": ("bodies", "body types", (f"{__name__}:Body", f"{__name__}:Body")),
     }[setting]
     memory = {"transport": "memory"}
     judged(check, OK, f"there are no {what}", memory=memory)
