@@ -31,7 +31,7 @@ from dispatcher import Dispatcher, Draft
 from dispatcher.app import App
 from dispatcher.embedded import embedded
 from dispatcher.web import Right
-from dispatcher.web.access import add_key
+from dispatcher.web.keys import ApiKeys
 
 SECONDS, EVERY = 5.0, 0.025
 STORED, LONG_BODIES = 20_000, 1_000
@@ -49,9 +49,9 @@ def main() -> None:
         settings = channelled(servers, url, path / "ledger")
         prepare(settings)
         parts = App(settings)
-        keys = [add_key(parts.api_keys, f"greedy {n}", rate=RATE)[1] for n in range(KEYS)]
-        _, reads = add_key(parts.api_keys, "reader", rights=[Right.MESSAGES_READ], rate=RATE)
-        _, other = add_key(parts.api_keys, "other", rate=RATE)
+        keys = [ApiKeys(parts.database).add(f"greedy {n}", rate=RATE)[1] for n in range(KEYS)]
+        _, reads = ApiKeys(parts.database).add("reader", rights=[Right.MESSAGES_READ], rate=RATE)
+        _, other = ApiKeys(parts.database).add("other", rate=RATE)
         parts.close()
         at = datetime.now(UTC) + timedelta(days=2)
         with Dispatcher(settings) as dispatcher:

@@ -30,7 +30,7 @@ from dispatcher import Dispatcher, Draft
 from dispatcher.app import App
 from dispatcher.cli.services import log_formatter
 from dispatcher.embedded import embedded
-from dispatcher.web.access import add_key
+from dispatcher.web.keys import ApiKeys
 
 CALLS, LINES = 200, 2_000
 RATE = "1000000/second"
@@ -41,7 +41,7 @@ def main() -> None:
         settings = channelled(servers, url, path / "ledger")
         prepare(settings)
         parts = App(settings)
-        _, token = add_key(parts.api_keys, "bench", rate=RATE)
+        _, token = ApiKeys(parts.database).add("bench", rate=RATE)
         parts.close()
         port = free_port()
         serve = dispatcher_command("serve", "--port", str(port), "--rate", RATE)

@@ -39,7 +39,6 @@ from dispatcher.reservation.timeline import Timelines
 from dispatcher.reservation.upkeep import Upkeep
 from dispatcher.reservation.windows import Windows
 from dispatcher.settings import Settings
-from dispatcher.store.api import ApiKeys, Sessions
 from dispatcher.store.claims import Claims
 from dispatcher.store.database import Database
 from dispatcher.store.listing import Figures, Listing
@@ -312,9 +311,6 @@ class App:
     erasure = wired(Erasure, personal_data=lambda app: PersonalData(app.database))
 
     # The HTTP API and the page.
-
-    api_keys = wired(ApiKeys)
-    sessions = wired(Sessions, keys=lambda app: app.api_keys)
 
     @built_once
     def pages(self) -> App:

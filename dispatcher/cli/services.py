@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from secrets import token_hex
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from celery.signals import after_setup_logger, after_setup_task_logger, worker_ready
@@ -40,11 +40,13 @@ from dispatcher.settings import (
     embedded_addresses,
     make_private,
 )
-from dispatcher.store.api import ApiKey
 from dispatcher.store.migrate import migrate as migrate_store
 from dispatcher.submission.validation import checked_scopes, known_channel
 from dispatcher.telemetry.journal import FIELDS
 from dispatcher.times.send_time import as_text
+
+if TYPE_CHECKING:
+    from dispatcher.web.keys import ApiKey
 
 _PARENT_SECONDS = 0.5
 _LOOK_SECONDS = 0.2
@@ -267,7 +269,8 @@ def add(
     ] = None,
 ) -> None:
     """Make a key and print it once: the store keeps only a digest."""
-    from dispatcher.web.access import Right, add_key  # noqa: PLC0415 - an extra
+    from dispatcher.web import Right  # noqa: PLC0415 - an extra
+    from dispatcher.web.keys import ApiKeys  # noqa: PLC0415 - an extra
 
     lasts = None if expires_in is None else parse_length(expires_in, "expires_in")
     if lasts is not None and lasts <= timedelta(0):
@@ -275,8 +278,7 @@ def add(
     with closing(App(Settings.load())) as app:
         named = read_scopes([scopes] if scopes else (), field="scopes")
         scope = next(iter(checked_scopes(named, app.settings).items()), None)
-        key, token = add_key(
-            app.api_keys,
+        key, token = ApiKeys(app.database).add(
             name,
             rights=right or tuple(Right),
             channels=[known_channel(text, app.settings) for text in channel or ()] or None,
@@ -290,8 +292,10 @@ def add(
 @command("dispatcher keys list", of=keys)
 def list_() -> None:
     """List all keys, without their secrets."""
+    from dispatcher.web.keys import ApiKeys  # noqa: PLC0415 - an extra
+
     with closing(App(Settings.load())) as app:
-        stored = app.api_keys.named()
+        stored = ApiKeys(app.database).named()
     others = {
         "rights": lambda key: ", ".join(key.rights),
         "channels": lambda key: ", ".join(key.channels or ("all",)),
@@ -308,21 +312,21 @@ def rotate(
     overlap: Annotated[str, typer.Option(help="How long the old key is still valid.")] = _OVERLAP,
 ) -> None:
     """Make a second key of that name; the first one ends after the overlap."""
-    from dispatcher.web.access import rotate_key  # noqa: PLC0415 - an extra
+    from dispatcher.web.keys import ApiKeys  # noqa: PLC0415 - an extra
 
     length = parse_length(overlap, "overlap")
     with closing(App(Settings.load())) as app:
-        key, token = rotate_key(app.api_keys, name, overlap=length)
+        key, token = ApiKeys(app.database).rotate(name, overlap=length)
     _show_new(key, token)
 
 
 @command("dispatcher keys revoke shop", of=keys)
 def revoke(name: Annotated[str, typer.Argument(metavar="NAME_OR_ID")]) -> None:
     """End the keys of that name, or one by its id. Servers refuse them within two seconds."""
-    from dispatcher.web.access import revoke_key  # noqa: PLC0415 - an extra
+    from dispatcher.web.keys import ApiKeys  # noqa: PLC0415 - an extra
 
     with closing(App(Settings.load())) as app:
-        ended = revoke_key(app.api_keys, name)
+        ended = ApiKeys(app.database).revoke(name)
     ids = [key.id for key in ended]
     output.tell(ids, f"revoked: {', '.join(ids)}")
 
@@ -421,7 +425,7 @@ def page_beside(settings: Settings, *, signs_in: bool) -> Iterator[str | None]:
     """
     try:
         from dispatcher.web import Loopback, Right, page  # noqa: PLC0415 - an extra
-        from dispatcher.web.access import add_key  # noqa: PLC0415 - an extra
+        from dispatcher.web.keys import ApiKeys  # noqa: PLC0415 - an extra
         from dispatcher.web.pages import beside, page_and_api  # noqa: PLC0415 - an extra
     except MissingExtra:
         yield None
@@ -432,15 +436,16 @@ def page_beside(settings: Settings, *, signs_in: bool) -> Iterator[str | None]:
             with beside(page(dispatcher, access=Loopback(name="demo", rights=Right))) as address:
                 yield f"page: {address}"
             return
-        stored = app_of(dispatcher).api_keys
-        stored.revoke([key.id for key in stored.named(_OF_UP) if key.is_valid])
+        keys = ApiKeys(app_of(dispatcher).database)
+        if any(key.is_valid for key in keys.named(_OF_UP)):
+            keys.revoke(_OF_UP)
         ends = app_of(dispatcher).clock.now() + _KEY_OF_UP
-        key, token = add_key(stored, _OF_UP, expires_at=ends)
+        key, token = keys.add(_OF_UP, expires_at=ends)
         try:
             with beside(page_and_api(dispatcher)) as address:
                 yield f"page: {address} – sign in with {token}"
         finally:
-            stored.revoke([key.id])
+            keys.revoke(key.id)
 
 
 @contextmanager

@@ -8,8 +8,8 @@
     app.mount("/dispatcher", page(dispatcher, access=Loopback()))
 
 ``api`` lists the paths of the API, ``calls`` has their functions, which get a ``context`` and
-``models`` of bodies. ``access`` turns keys into callers with rights, ``bounds`` says how many are
-under way.
+``models`` of bodies. ``keys`` turns keys into callers, ``access`` says what these may do, and
+``bounds`` how many are under way.
 """
 
 from dispatcher.errors import needs

@@ -19,7 +19,8 @@ from dispatcher import errors
 from dispatcher.problems import problem_kind_of
 from dispatcher.times.clock import SystemClock
 from dispatcher.web import api, bounds
-from dispatcher.web.access import Right, add_key
+from dispatcher.web.access import Right
+from dispatcher.web.keys import ApiKeys
 from tests.docs.pages import blocks, page
 from tests.support.environment import child_environment
 from tests.support.house import House
@@ -60,7 +61,7 @@ def served(build: Build, tmp_path: Path) -> Iterator[dict[str, str]]:
         max_horizon="40000 days",
         events_kept=1_000,
     )
-    _, token = add_key(house.parts.api_keys, "shop")
+    _, token = ApiKeys(house.parts.database).add("shop")
     port = free_port()
     server = command_line(
         ["serve", "--port", str(port)],

@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from dispatcher.web import api
-from dispatcher.web.access import add_key
+from dispatcher.web.keys import ApiKeys
 from tests.support.environment import ROOT
 from tests.support.house import House
 from tests.support.processes import ran
@@ -73,7 +73,7 @@ def test_scripts_and_type_marks_are_in_the_wheel(unpacked: Path) -> None:
 def test_the_wheel_has_the_openapi_document_that_the_api_serves(
     unpacked: Path, house: House
 ) -> None:
-    _, token = add_key(house.parts.api_keys, "shop")
+    _, token = ApiKeys(house.parts.database).add("shop")
     caller = TestClient(api(house.dispatcher), headers={"Authorization": f"Bearer {token}"})
     served = caller.get("/v1/openapi.json").json()
     assert json.loads((unpacked / "dispatcher" / "web" / "openapi.json").read_text()) == served

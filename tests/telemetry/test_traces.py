@@ -39,7 +39,7 @@ from dispatcher import (
 from dispatcher.store.listing import Listing
 from dispatcher.telemetry.spans import Spans
 from dispatcher.web import api
-from dispatcher.web.access import add_key
+from dispatcher.web.keys import ApiKeys
 from dispatcher.web.pages import beside
 from tests.support.callers import callers_engine
 from tests.support.house import House, hour_ago
@@ -71,7 +71,7 @@ def by_http(house: House, *, host: FastAPI | None = None) -> Iterator[TestClient
     if host is not None:
         host.mount("/dispatcher", app)
         app, root = host, "/dispatcher/"
-    _, token = add_key(house.parts.api_keys, "shop" if host is None else "host")
+    _, token = ApiKeys(house.parts.database).add("shop" if host is None else "host")
     with TestClient(
         app,
         base_url=f"http://testserver{root}",
@@ -208,7 +208,7 @@ def test_a_submit_by_http_is_a_child_of_its_callers_span(traced: House, spans: C
 
 def test_pipelined_submits_have_parents_of_their_own(traced: House, spans: Collected) -> None:
     """uvicorn begins the next call of a connection in the context of the one before."""
-    _, token = add_key(traced.parts.api_keys, "shop")
+    _, token = ApiKeys(traced.parts.database).add("shop")
     body = b'{"channel": "memory", "recipient": "ada", "body": {}, "send_in_seconds": 3600}'
     lines = (
         "POST /v1/messages HTTP/1.1",

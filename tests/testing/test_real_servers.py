@@ -23,7 +23,7 @@ from dispatcher.limiters import AsyncLimiter, Decision, FixedWindow
 from dispatcher.redis.scripts import script
 from dispatcher.testing import MemoryDispatcher
 from dispatcher.web import Caller, api, page
-from dispatcher.web.access import add_key
+from dispatcher.web.keys import ApiKeys
 from tests.support.house import House
 from tests.support.processes import pytest_in, ran
 from tests.support.waiting import wait_until
@@ -93,7 +93,7 @@ def test_a_message_joins_a_transaction_with_tables_of_the_program(
 
 
 def test_the_http_api_and_the_page_show_it(memory: MemoryDispatcher) -> None:
-    _, token = add_key(app_of(memory).api_keys, "shop")
+    _, token = ApiKeys(app_of(memory).database).add("shop")
     order = {"channel": "sms", "recipient": "ada", "body": {}, "send_in_seconds": 3600}
     with TestClient(api(memory), headers={"Authorization": f"Bearer {token}"}) as calls:
         made = calls.post("/v1/messages", json=order)

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from dispatcher.web import Right, api
-from dispatcher.web.access import add_key
+from dispatcher.web.keys import ApiKeys
 from tests.support.house import House
 
 Calls = Callable[..., TestClient]
@@ -21,8 +21,8 @@ ON_SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 def caller(house: House, name: str = "shop", *, app: FastAPI | None = None, **fields: Any) -> Any:
-    """Return a client with a key of its own, of an API of its own; takes what ``add_key`` takes."""
-    _, token = add_key(house.parts.api_keys, name, **fields)
+    """Return a client with a key of its own, of an API of its own; takes what adds a key."""
+    _, token = ApiKeys(house.parts.database).add(name, **fields)
     app = app or api(house.dispatcher, rate="100000/second")
     return TestClient(app, headers={"Authorization": f"Bearer {token}"})
 

@@ -17,7 +17,7 @@ from dispatcher.message import new_id
 from dispatcher.telemetry.journal import Event, Transition
 from dispatcher.web import Right, api, bounds
 from dispatcher.web import calls as api_calls
-from dispatcher.web.access import add_key, revoke_key
+from dispatcher.web.keys import ApiKeys
 from dispatcher.web.problems import Refused
 from tests.support.browser import served
 from tests.support.house import House, hour_ago
@@ -73,7 +73,7 @@ def _events(lines: Iterator[str]) -> Iterator[tuple[str, str, Any]]:
 
 
 def key(house: House, name: str = "shop", **options: Any) -> str:
-    return add_key(house.parts.api_keys, name, **options)[1]
+    return ApiKeys(house.parts.database).add(name, **options)[1]
 
 
 def test_a_listener_hears_each_transition_and_goes_on_where_it_was(
@@ -114,7 +114,7 @@ def test_a_revoked_key_hears_nothing_further(telling: House, address: str) -> No
     with listener(address, token) as heard:
         telling.submit("ada", send_in=HOUR)
         next(heard)
-        revoke_key(telling.parts.api_keys, "shop")
+        ApiKeys(telling.parts.database).revoke("shop")
         assert list(heard) == []  # the server ends the answer
 
 

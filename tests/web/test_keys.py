@@ -16,10 +16,11 @@ from fastapi.testclient import TestClient
 
 from dispatcher import InvalidValue, StoreUnavailable
 from dispatcher.message import Message
-from dispatcher.web import Caller, Right, access, api
+from dispatcher.web import Caller, Right, api
 from dispatcher.web import calls as api_calls
-from dispatcher.web.access import KeyAuth, add_key, revoke_key, rotate_key
+from dispatcher.web import keys as web_keys
 from dispatcher.web.api import ENDPOINTS
+from dispatcher.web.keys import ApiKeys
 from dispatcher.web.problems import Refused, unauthorized
 from tests.support.doubles import at_once
 from tests.support.house import FAR, House
@@ -147,7 +148,8 @@ def test_bodies_and_recipients_leave_with_their_rights_alone(
     with TestClient(api(house.dispatcher, rate="100000/second")) as client:
 
         def calling(name: str, **options: Any) -> dict[str, str]:
-            return {"Authorization": f"Bearer {add_key(house.parts.api_keys, name, **options)[1]}"}
+            _, token = ApiKeys(house.parts.database).add(name, **options)
+            return {"Authorization": f"Bearer {token}"}
 
         few = calling("few", rights=all_but(Right.BODIES_READ, Right.RECIPIENTS_READ))
         for name, answer in crawl(client, places, bodies, {**few, "Last-Event-ID": "0-0"}):
@@ -245,31 +247,31 @@ def test_a_key_of_one_channel_uses_no_other_and_learns_nothing_of_it(
 
 
 def test_two_keys_of_a_name_are_valid_while_one_replaces_the_other(house: House) -> None:
-    keys = house.parts.api_keys
-    first, old = add_key(keys, "shop")
+    keys = ApiKeys(house.parts.database)
+    first, old = keys.add("shop")
 
     def status(token: str) -> int:
         try:
-            KeyAuth(keys).key(token)
+            keys.of_token(token)
         except Refused as refused:
             return refused.status
         return 200
 
     with pytest.raises(InvalidValue, match="has a key"):
-        add_key(keys, "shop")
-    _, second = rotate_key(keys, "shop", overlap=timedelta(hours=1))
+        keys.add("shop")
+    _, second = keys.rotate("shop", overlap=timedelta(hours=1))
     assert (status(old), status(second)) == (200, 200)
     with pytest.raises(InvalidValue, match="two valid keys"):
-        rotate_key(keys, "shop", overlap=timedelta(hours=1))
-    revoke_key(keys, first.id)
+        keys.rotate("shop", overlap=timedelta(hours=1))
+    keys.revoke(first.id)
     assert (status(old), status(second)) == (401, 200)
-    _, third = rotate_key(keys, "shop", overlap=timedelta(0))
+    _, third = keys.rotate("shop", overlap=timedelta(0))
     assert (status(second), status(third)) == (401, 200)
-    revoke_key(keys, "shop")
+    keys.revoke("shop")
     assert status(third) == 401
     assert all(key.last_used_at for key in keys.named("shop"))
     with pytest.raises(InvalidValue, match="no key"):
-        revoke_key(keys, "nobody")
+        keys.revoke("nobody")
 
 
 def test_a_key_has_its_own_limit_and_is_told_of_it(house: House, calls: Calls) -> None:
@@ -338,15 +340,15 @@ def test_a_batch_is_answered_to_its_end_when_its_key_ends_or_is_not_found(
     submit_many = house.dispatcher.submit_many
 
     def then_revoked(drafts: Any) -> Any:
-        revoke_key(house.parts.api_keys, "short")
+        ApiKeys(house.parts.database).revoke("short")
         return submit_many(drafts)
 
     def then_gone(drafts: Any) -> Any:
         gone = StoreUnavailable("the server is gone")
-        monkeypatch.setattr(house.parts.api_keys, "find", Mock(side_effect=gone))
+        monkeypatch.setattr(ApiKeys, "find", Mock(side_effect=gone))
         return submit_many(drafts)
 
-    monkeypatch.setattr(access, "_TTL_SECONDS", -1.0)
+    monkeypatch.setattr(web_keys, "_TTL_SECONDS", -1.0)
     for name, act, status in (("short", then_revoked, 401), ("shop", then_gone, 503)):
         client = calls(name)
         monkeypatch.setattr(house.dispatcher, "submit_many", act)
@@ -356,29 +358,29 @@ def test_a_batch_is_answered_to_its_end_when_its_key_ends_or_is_not_found(
 
 def test_keys_follow_one_another_also_when_the_clock_goes_back(house: House) -> None:
     """A name whose newest key is not its last one can be used again."""
-    keys = house.parts.api_keys
-    first, _ = add_key(keys, "shop")
-    second, _ = rotate_key(keys, "shop", overlap=timedelta(hours=1))
+    keys = ApiKeys(house.parts.database)
+    first, _ = keys.add("shop")
+    second, _ = keys.rotate("shop", overlap=timedelta(hours=1))
     house.sql("UPDATE dispatcher_api_keys SET created_at = '2001-01-01' WHERE follows <> ''")
     assert [key.id for key in keys.named("shop")] == [second.id, first.id]
-    revoke_key(keys, "shop")
-    third, _ = add_key(keys, "shop")
+    keys.revoke("shop")
+    third, _ = keys.add("shop")
     assert (second.follows, third.follows) == (first.id, second.id)
 
 
 @pytest.mark.every_database
 def test_keys_of_one_name_that_are_made_at_the_same_time_are_one(house: House) -> None:
     """Also a rotation is made once: no two callers get a key each."""
-    keys = house.parts.api_keys
+    keys = ApiKeys(house.parts.database)
 
     for act in (
-        lambda: add_key(keys, "shop"),
-        lambda: rotate_key(keys, "shop", overlap=timedelta(hours=1)),
+        lambda: keys.add("shop"),
+        lambda: keys.rotate("shop", overlap=timedelta(hours=1)),
     ):
         before = len(keys.named("shop"))
         lost = [error.field for error in at_once([act] * 8) if isinstance(error, InvalidValue)]
         assert lost == ["name"] * 7
         assert len(keys.named("shop")) == before + 1
-    revoke_key(keys, "shop")
-    made = at_once([lambda: add_key(keys, "shop")] * 8)
+    keys.revoke("shop")
+    made = at_once([lambda: keys.add("shop")] * 8)
     assert sum(isinstance(result, tuple) for result in made) == 1

@@ -13,7 +13,7 @@ from dispatcher.message import new_id
 from dispatcher.telemetry.liveness import Kind
 from dispatcher.times.send_time import to_ms
 from dispatcher.web import Caller, Right, api
-from dispatcher.web.access import revoke_key
+from dispatcher.web.keys import ApiKeys
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
 from tests.web.conftest import Calls, by_hand, caller, kind, verdicts
@@ -342,7 +342,7 @@ def test_an_answer_is_for_a_caller_with_the_same_rights(build: Build) -> None:
     assert answers[2].content == answers[0].content
     call: dict[str, Any] = {"json": new("eve"), "headers": key()}
     made = caller(house).post("/v1/messages", **call)
-    revoke_key(house.parts.api_keys, "shop")
+    ApiKeys(house.parts.database).revoke("shop")
     again = caller(house, rights=[Right.MESSAGES_WRITE]).post("/v1/messages", **call)
     assert again.json()["id"] == made.json()["id"]
     assert "recipient" not in again.json()

@@ -19,7 +19,7 @@ from schemathesis.core.result import Ok
 
 from dispatcher import QuotaExceeded
 from dispatcher.web import api
-from dispatcher.web.access import add_key
+from dispatcher.web.keys import ApiKeys
 from docs.openapi import document_of
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
@@ -100,7 +100,7 @@ class Seeds:
 def _driven(house: House, calls: int, part: slice) -> dict[str, int]:
     """Make up to so many calls of each operation and check the answers; return how many of each."""
     app = api(house.dispatcher, rate="1000000/second")
-    _, token = add_key(house.parts.api_keys, "shop")
+    _, token = ApiKeys(house.parts.database).add("shop")
     schema = schemathesis.openapi.from_asgi("/v1/openapi.json", app, config=SchemathesisConfig())
     names = ("not_a_server_error", "status_code_conformance", "content_type_conformance",
              "response_schema_conformance")  # fmt: skip

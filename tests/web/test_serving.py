@@ -28,7 +28,7 @@ from starlette.routing import Mount
 from dispatcher import Dispatcher, InvalidValue
 from dispatcher.faults import arm
 from dispatcher.web import Loopback, api, page
-from dispatcher.web.access import add_key
+from dispatcher.web.keys import ApiKeys
 from dispatcher.web.pages import SERVER_OPTIONS, beside
 from tests.support.django_project import shop
 from tests.support.examples import a_third_of
@@ -73,7 +73,7 @@ class HaltedSubmit(NamedTuple):
 
 @contextmanager
 def halted_submit(house: House, folder: Path, *, mounted: bool = False) -> Iterator[HaltedSubmit]:
-    _, token = add_key(house.parts.api_keys, "shop")
+    _, token = ApiKeys(house.parts.database).add("shop")
     gate = folder / "gate"
     arm(f"submit.after_commit=wait:{gate}")
     try:
@@ -150,7 +150,7 @@ def test_verdicts_come_while_lines_are_sent_and_memory_does_not_grow(
     house: House, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("WARNING", "dispatcher")  # pytest keeps what is logged
-    _, token = add_key(house.parts.api_keys, "shop")
+    _, token = ApiKeys(house.parts.database).add("shop")
     headers = {
         "Authorization": f"Bearer {token}",
         "Content-Type": "application/x-ndjson",
@@ -223,7 +223,7 @@ def in_flask(ours: Any) -> Any:
 
 @pytest.mark.parametrize("mounted", [in_fastapi, in_django, in_flask])
 def test_a_mounted_api_answers_as_one_at_the_root(house: House, mounted: Any) -> None:
-    _, token = add_key(house.parts.api_keys, "shop")
+    _, token = ApiKeys(house.parts.database).add("shop")
     with TestClient(mounted(api(house.dispatcher)), base_url="http://localhost") as client:
         base = f"{PREFIX}/v1/messages"
         assert client.get(base).status_code == 401

@@ -19,8 +19,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dispatcher.client import Dispatcher, app_of
 from dispatcher.errors import InvalidValue
-from dispatcher.web.access import RATE, SIGN_IN, Loopback, SignIn
+from dispatcher.web.access import RATE, Loopback
 from dispatcher.web.api import PREFIX, api
+from dispatcher.web.keys import SIGN_IN, SignIn
 from dispatcher.web.pages import calendar, campaigns, lists, messages
 from dispatcher.web.pages.site import Access, PageRoute, Site
 
@@ -76,8 +77,7 @@ def page(dispatcher: Dispatcher, *, access: Access | None = None, rate: str = RA
 def page_and_api(dispatcher: Dispatcher, *, rate: str = RATE) -> ASGIApp:
     """Return the page and the API as one application. Both take the keys of ``dispatcher keys``."""
     calls = api(dispatcher, rate=rate)
-    parts = app_of(dispatcher)
-    pages = page(dispatcher, access=SignIn(parts.api_keys, parts.sessions), rate=rate)
+    pages = page(dispatcher, access=SignIn(app_of(dispatcher).database), rate=rate)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))

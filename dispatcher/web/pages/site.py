@@ -49,8 +49,9 @@ from dispatcher.store.schema import Movable
 from dispatcher.telemetry.journal import digest_with
 from dispatcher.times import send_time, zones
 from dispatcher.times.clock import length_text
-from dispatcher.web.access import SIGN_IN, Admission, Caller, Right, SignIn
+from dispatcher.web.access import Admission, Caller, Right
 from dispatcher.web.bounds import CachedRead, Streams, Threads
+from dispatcher.web.keys import SIGN_IN, SignIn
 from dispatcher.web.problems import CUT_OFF, Refused, bounded, check_is_utf8, forbidden, with_names
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from sqlalchemy import select, update
 from dispatcher.errors import InvalidValue
 from dispatcher.store.engines.types import database_now
 from dispatcher.web import Caller, Loopback, Right, page, page_and_api
-from dispatcher.web.access import add_key, revoke_key
+from dispatcher.web.keys import ApiKeys
 from tests.support import canaries
 from tests.support.house import House
 from tests.support.waiting import wait_until
@@ -70,7 +70,7 @@ def test_a_key_signs_in_until_it_is_revoked(
     first = served.get("/messages?channel=memory")
     assert first.status_code == 303
     assert first.headers["location"] == "/sign-in?to=%2Fmessages%3Fchannel%3Dmemory"
-    _, token = add_key(house.parts.api_keys, "shop", rights=[Right.MESSAGES_READ])
+    _, token = ApiKeys(house.parts.database).add("shop", rights=[Right.MESSAGES_READ])
 
     wrong = served.post("/sign-in", data={"key": f"{token}x"})
     assert (wrong.status_code, "set-cookie" in wrong.headers) == (401, False)
@@ -87,13 +87,13 @@ def test_a_key_signs_in_until_it_is_revoked(
     secret = served.cookies["dispatcher_session"]
     assert secret not in token, "the cookie is no key"
     assert served.get("/v1/messages", headers={"Authorization": f"Bearer {secret}"}).is_error
-    revoke_key(house.parts.api_keys, "shop")
+    ApiKeys(house.parts.database).revoke("shop")
     wait_until(lambda: served.get("/messages").status_code == 303)
     assert served.get("/v1/messages").status_code == 401, "the cookie is no key of the API"
 
 
 def test_the_cookie_is_secure_under_https(house: House) -> None:
-    _, token = add_key(house.parts.api_keys, "shop")
+    _, token = ApiKeys(house.parts.database).add("shop")
     with TestClient(page_and_api(house.dispatcher), base_url="https://x.example") as client:
         answer = client.post(
             "/sign-in", data={"key": token}, headers={"Origin": "https://x.example"},
@@ -103,7 +103,7 @@ def test_the_cookie_is_secure_under_https(house: House) -> None:
 
 
 def test_signing_in_leads_to_no_other_site(house: House, served: TestClient) -> None:
-    _, token = add_key(house.parts.api_keys, "shop")
+    _, token = ApiKeys(house.parts.database).add("shop")
     for to in ("//evil.example", "https://evil.example", "/\\evil.example", "x"):
         answer = served.post("/sign-in", data={"key": token, "to": to})
         assert answer.headers["location"] == "/", to
@@ -111,7 +111,7 @@ def test_signing_in_leads_to_no_other_site(house: House, served: TestClient) -> 
 
 def test_each_sign_in_has_a_session_of_its_own_which_ends(house: House, served: TestClient) -> None:
     """A cookie that was planted or stolen before a sign-in is worth nothing after it."""
-    _, token = add_key(house.parts.api_keys, "shop")
+    _, token = ApiKeys(house.parts.database).add("shop")
     secrets = [signed_in(served, token) for _ in range(2)]
     assert served.get("/").status_code == 200
     tables = house.parts.database.tables
