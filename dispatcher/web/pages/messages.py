@@ -41,8 +41,10 @@ FILTERS = tuple(
     field.alias or name for name, field in Filters.model_fields.items() if name != "count"
 )
 """The filters in an address; further ones are ``count.KIND``."""
-_WITHOUT_A_FIELD = ("key", "made_after", "zone")
-"""Filters that the form of the list has no field for; *List* keeps them."""
+_FIELDS = (
+    "status", "channel", "recipient", "scope", "key_prefix", "campaign", "from", "until", "overdue",
+)  # fmt: skip
+"""Filters with a field of the form of the list, as ``count.KIND`` has; *List* keeps the others."""
 MOST = 1_000
 """How many messages one confirmation changes at most."""
 _SHOWN = 10
@@ -117,11 +119,8 @@ def listed(visit: Visit) -> Response:
             raise
         shown["error"], status = visit.error_text(error), status_of(error)
     filters = filters_of(visit.query)
-    shown_kinds = {f"count.{kind}" for kind in visit.site.settings.scopes}
-    kept = {
-        name: value for name, value in filters.items()
-        if name in _WITHOUT_A_FIELD or (name not in FILTERS and name not in shown_kinds)
-    }  # fmt: skip
+    fields = {*_FIELDS, *(f"count.{kind}" for kind in visit.site.settings.scopes)}
+    kept = {name: value for name, value in filters.items() if name not in fields}
     return visit.show("messages.html", status, **shown, filters=filters, kept=kept)
 
 
