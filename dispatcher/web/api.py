@@ -34,7 +34,7 @@ from dispatcher.web import calls, models
 from dispatcher.web.access import RATE, Admission, Auth, Right
 from dispatcher.web.bounds import Streams, Threads
 from dispatcher.web.context import Context, problem_for
-from dispatcher.web.keys import ApiKeys, KeyAuth
+from dispatcher.web.keys import KeyAuth
 from dispatcher.web.problems import THE_CALL, Refused, bounded, check_is_utf8, invalid
 
 log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class Api(FastAPI):
         self.listening = Threads(dispatcher, _LISTEN_THREADS)
         self.streams = Streams()
         self.digest = digest_with(self.settings.log_key)
-        auth = auth or KeyAuth(ApiKeys(self.parts.database))
+        auth = auth or KeyAuth(self.parts.database)
         self.admission = Admission(self.parts, auth=auth, rate=rate)
         for endpoint in ENDPOINTS:
             is_awaited = iscoroutinefunction(endpoint.function)

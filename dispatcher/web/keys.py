@@ -217,8 +217,8 @@ def _key(row: Row[Any]) -> ApiKey:
 class KeyAuth:
     """Finds callers by ``Authorization: Bearer dsp_…``. A revoked key ends within two seconds."""
 
-    def __init__(self, keys: ApiKeys) -> None:
-        self._keys = keys
+    def __init__(self, database: Database) -> None:
+        self._keys = ApiKeys(database)
         self._callers: dict[str, tuple[float, Caller]] = {}
         """By digests of their keys, each until a time of the monotonic clock."""
 
@@ -235,32 +235,6 @@ class KeyAuth:
         return caller
 
 
-class Sessions:
-    """Sign-ins on the page, by a digest of the browser's secret. One ends with its key."""
-
-    def __init__(self, database: Database, keys: ApiKeys) -> None:
-        self._database = database
-        self._keys = keys
-        self._sessions = database.tables.sessions
-
-    def begin(self, session_id: str, key_id: str, *, lasts: timedelta) -> None:
-        now = database_now()
-        values = {"created_at": now, "expires_at": later(now, lasts)}
-        self._database.add_if_absent(self._sessions, id=session_id, key_id=key_id, **values)
-        self._database.execute(delete(self._sessions).where(self._sessions.c.expires_at <= now))
-
-    def key_of(self, session_id: str) -> ApiKey | None:
-        row = self._sessions.c
-        query = select(row.key_id).where(row.id == session_id, row.expires_at > database_now())
-        for session in self._database.read(query):
-            stored = self._keys.find(session.key_id)
-            return stored[0] if stored and stored[0].is_valid else None
-        return None
-
-    def end(self, session_id: str) -> None:
-        self._database.execute(delete(self._sessions).where(self._sessions.c.id == session_id))
-
-
 class SignIn:
     """Access with a key of ``dispatcher keys``, by which a session begins.
 
@@ -271,17 +245,21 @@ class SignIn:
     """
 
     def __init__(self, database: Database) -> None:
+        self._database = database
         self._keys = ApiKeys(database)
-        self._sessions = Sessions(database, self._keys)
+        self._sessions = database.tables.sessions
 
     def __call__(self, request: Request) -> Caller:
         secret = request.cookies.get(_COOKIE)
         if not secret:
             raise unauthorized("sign in")
-        key = self._sessions.key_of(digest_of(secret))
-        if key is None:
-            raise unauthorized("the session has ended")
-        return key.caller
+        row, now = self._sessions.c, database_now()
+        query = select(row.key_id).where(row.id == digest_of(secret), row.expires_at > now)
+        for session in self._database.read(query):
+            stored = self._keys.find(session.key_id)
+            if stored and stored[0].is_valid:
+                return stored[0].caller
+        raise unauthorized("the session has ended")
 
     def form(self, visit: Visit) -> Response:
         return visit.show("sign_in.html", to=visit.query.get("to", ""), wrong=False)
@@ -294,8 +272,16 @@ class SignIn:
             visit.note("sign-in refused")
             return visit.show("sign_in.html", 401, to=to, wrong=True)
         self._end(visit)
-        secret = secrets.token_urlsafe(32)
-        self._sessions.begin(digest_of(secret), key.id, lasts=_LASTS)
+        secret, now = secrets.token_urlsafe(32), database_now()
+        self._database.add_if_absent(
+            self._sessions,
+            id=digest_of(secret),
+            key_id=key.id,
+            created_at=now,
+            expires_at=later(now, _LASTS),
+        )
+        ended = self._sessions.c.expires_at <= now
+        self._database.execute(delete(self._sessions).where(ended))
         visit.caller = key.caller
         visit.note("sign-in")
         answer = visit.go(_inside(to))
@@ -318,7 +304,8 @@ class SignIn:
     def _end(self, visit: Visit) -> None:
         secret = visit.request.cookies.get(_COOKIE)
         if secret:
-            self._sessions.end(digest_of(secret))
+            row = self._sessions.c
+            self._database.execute(delete(self._sessions).where(row.id == digest_of(secret)))
 
 
 def _inside(to: str) -> str:
