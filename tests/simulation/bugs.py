@@ -134,10 +134,11 @@ def _first_legs(_: Any) -> Any:
 
 
 def _suppressed_too(real: Any) -> Any:
-    def wanted(tables: Any, these: Any) -> Any:
-        return real(tables, and_(*(each for each in these.clauses if "suppress" not in str(each))))
+    def claimable(tables: Any, condition: Any) -> Any:
+        kept = [part for part in condition.clauses if "suppress" not in str(part)]
+        return real(tables, and_(*kept))
 
-    return wanted
+    return claimable
 
 
 def _tried_too(real: Any) -> Any:
@@ -187,6 +188,6 @@ BUGS: Mapping[str, Seams] = {
         "delivery.reconciler.Reconciler._settle_unconfirmed": lambda _: lambda _: Counter()
     },
     "only the first shard withdrawn": {"reservation.windows.Windows.withdraw": _first_legs},
-    "suppressed recipients are claimed": {"store.claims._wanted": _suppressed_too},
+    "suppressed recipients are claimed": {"store.claims._claimable": _suppressed_too},
     "tried messages count as overdue": {"app.overdue": _tried_too},
 }

@@ -174,7 +174,7 @@ end"""
 
 BUGS = {
     "claim without a check of the status": Bug(
-        dict.fromkeys(["store.claims._wanted", "store.claims._take"], _also(Status.SENDING)),
+        dict.fromkeys(["store.claims._claimable", "store.claims._take"], _also(Status.SENDING)),
         "I4",
         _REPEATED,
     ),
@@ -183,7 +183,7 @@ BUGS = {
     ),
     "expiry not checked": Bug(
         {
-            "store.claims._wanted": _without("expires_at"),
+            "store.claims._claimable": _without("expires_at"),
             "delivery.group.Group._refusal": _never_expired,
         },
         "I7",
