@@ -93,6 +93,7 @@ def test_worker_and_beat_are_alive_through_outages_and_not_when_they_hang(
         assert re.match("not alive: the main loop has stood still", says(folder, name, "/livez")[1])
 
 
+@pytest.mark.long
 @on_sqlite
 def test_a_worker_of_processes_is_alive_before_its_broker_is_there_and_silent_when_stopped(
     environment: Maker, folder: Path, broker: RedisServer, monkeypatch: pytest.MonkeyPatch
@@ -125,13 +126,12 @@ MANY = 12
 
 
 def scraped(address: str) -> Mapping[tuple[str, frozenset[Any]], float]:
-    url = f"http://{address}/metrics"
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     return {
-        (each.name.removeprefix("dispatcher_"), frozenset(each.labels.items())): each.value
+        (sample.name.removeprefix("dispatcher_"), frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)
-        for each in family.samples
+        for sample in family.samples
     }
 
 

@@ -34,6 +34,7 @@ from tests.support.crashes import (
     published,
     reconcile,
 )
+from tests.support.examples import a_third_of
 from tests.support.house import BODY, House, let_graces_pass, promised, windows_of
 from tests.support.house_fixtures import Build, on_postgresql
 from tests.support.ledger import stop_at_first_send
@@ -305,9 +306,7 @@ def test_only_what_a_worker_had_begun_and_not_recorded_is_of_unknown_outcome(
 
 
 @on_postgresql
-@pytest.mark.parametrize(
-    "point", ["renew.after_permits", pytest.param("renew.after_claims", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("point", a_third_of(["renew.after_permits", "renew.after_claims"]))
 def test_a_worker_killed_while_it_renews_a_claim_leaves_one_message_of_unknown_outcome(
     make: Make, point: str
 ) -> None:
@@ -334,7 +333,7 @@ def frozen_at(point: str, house: House, messages: list[Message]) -> Iterator[Any
 
 
 @on_postgresql
-@pytest.mark.parametrize("is_rescued", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.parametrize("is_rescued", a_third_of([True, False]))
 def test_a_worker_frozen_past_its_claim_does_not_send_when_it_goes_on(
     make: Make, is_rescued: bool
 ) -> None:

@@ -27,6 +27,7 @@ from dispatcher.redis.keys import PermitKeys, line_of, permit_parts, shard_of
 from dispatcher.redis.scripts import Call, Script
 from dispatcher.scope import NO_SCOPE
 from dispatcher.times.clock import SystemClock
+from tests.support.doubles import WorkerDied
 from tests.support.examples import examples
 from tests.support.limiters import MINUTE, MS, Clocked
 from tests.support.model import is_broken
@@ -412,7 +413,7 @@ def test_a_group_takes_one_round_trip_for_its_scopes_and_one_for_its_channel(
     group = [wanted(f"scope {n}") for n in range(50)]
     assert made.acquire(*group) == [True] * 50
     assert [*map(len, trips)] == [SHARDS - 1, 1], "one script judges the scopes of its own shard"
-    made.permits.settle([(each, timedelta(0)) for each in group])
+    made.permits.settle([(permit, timedelta(0)) for permit in group])
     made.permits.give_back(group)
     assert [*map(len, trips[2:])] == [SHARDS, SHARDS]
     assert made.logs() == []
@@ -444,12 +445,8 @@ def test_where_a_shard_is_closed_a_group_can_give_all_back(
     assert made.logs() == []
 
 
-class Killed(BaseException):
-    """Stands for the end of the process."""
-
-
 def killed(*_: object) -> None:
-    raise Killed
+    raise WorkerDied
 
 
 def test_a_process_that_dies_between_two_shards_leaves_a_scope_stricter(
@@ -457,7 +454,7 @@ def test_a_process_that_dies_between_two_shards_leaves_a_scope_stricter(
 ) -> None:
     made = world(Limit(2, 60_000), **{SMS: [EVER]})
     dead = wanted(ALONE)
-    with monkeypatch.context() as patched, suppress(Killed):
+    with monkeypatch.context() as patched, suppress(WorkerDied):
         calls: Iterator[Callable[..., Any]] = iter([scripts.replies_of, killed])
         patched.setattr(permits, "replies_of", lambda *given: next(calls)(*given))  # noqa: PLW0108 - another one each time
         made.permits.acquire([dead], within=HOLD)
@@ -540,7 +537,7 @@ def test_fills_read_each_channel_in_its_shard(world: Callable[..., World]) -> No
     sms, mail = fills.read()
 
     assert (sms.limits[0].used, sms.waiting, sms.closed_until) == (2, 2, None)
-    assert [(each.limit, each.used, each.most) for each in mail.limits] == [
+    assert [(limit.limit, limit.used, limit.most) for limit in mail.limits] == [
         ("5/minute", 2, 5), ("10/day in UTC", 2, 10), ("concurrency 4", 1, 4),
     ]  # fmt: skip
     assert (mail.channel, mail.waiting) == (MAIL, 0)
@@ -588,21 +585,22 @@ class Model:
         if permit.scope != NO_SCOPE:
             for limit in self.scope_limits:
                 yield lambda other: other.scope == permit.scope, limit
-        for each in self.made.channel_limits.get(permit.channel, ()):
-            assert isinstance(each, Limit)
-            yield lambda other: other.channel == permit.channel, each
+        for channel_limit in self.made.channel_limits.get(permit.channel, ()):
+            assert isinstance(channel_limit, Limit)
+            yield lambda other: other.channel == permit.channel, channel_limit
 
     def judge(self, group: Sequence[Permit], answers: Sequence[bool], now_ms: int) -> None:
         """Fail where a refusal has no reason, or a grant or a refusal is not whole."""
         hold_ms = HOLD // MS
         self.counted |= {
-            each: now_ms + hold_ms for each, ok in zip(group, answers, strict=True) if ok
+            permit: now_ms + hold_ms for permit, ok in zip(group, answers, strict=True) if ok
         }
-        refused = [each for each, ok in zip(group, answers, strict=True) if not ok]
+        refused = [permit for permit, ok in zip(group, answers, strict=True) if not ok]
         in_two_shards = [
-            each
-            for each in refused
-            if each.scope != NO_SCOPE and self.made.keys(each.scope) != self.made.keys(each.channel)
+            permit
+            for permit in refused
+            if permit.scope != NO_SCOPE
+            and self.made.keys(permit.scope) != self.made.keys(permit.channel)
         ]
         # The permits of their scopes went back; others may have been refused for them.
         for permit, allowed in zip(group, answers, strict=True):
@@ -620,8 +618,8 @@ class Model:
                 or self.closed[permit.channel] > now_ms
                 or self.made.client.zcard(line_of(log))
                 or any(
-                    sum(mine(each) and at > now_ms - limit.length_ms
-                        for each, at in self.counted.items()) >= limit.count
+                    sum(mine(other) and at > now_ms - limit.length_ms
+                        for other, at in self.counted.items()) >= limit.count
                     for mine, limit in self.limits_of(permit)
                 )
             ), "refused, though each of its limits has room"  # fmt: skip
@@ -630,7 +628,7 @@ class Model:
         """Fail where more was sent in a period than a limit allows."""
         for permit, _ in self.sent:
             for mine, limit in self.limits_of(permit):
-                times = [at for each, at in self.sent if mine(each)]
+                times = [at for other, at in self.sent if mine(other)]
                 assert not is_broken(times, (limit.count, limit.length_ms))
 
 
@@ -652,12 +650,12 @@ def test_no_limit_is_exceeded_and_every_grant_is_whole(
         if closes is not None:
             made.permits.close(closes, 3 * SECOND)
             model.closed[closes] = max(model.closed[closes], shared.now_us // 1_000 + 3_000)
-        group = [*refused, *(Permit(next(ids), 1, *each) for each in names)]
+        group = [*refused, *(Permit(next(ids), 1, *name) for name in names)]
         now_ms = shared.now_us // 1_000
         answers = made.acquire(*group)
         model.judge(group, answers, now_ms)
-        refused = [each for each, ok in zip(group, answers, strict=True) if not ok][:4]
-        granted = [each for each, ok in zip(group, answers, strict=True) if ok]
+        refused = [permit for permit, ok in zip(group, answers, strict=True) if not ok][:4]
+        granted = [permit for permit, ok in zip(group, answers, strict=True) if ok]
         shared.advance(pass_ms * MS)
         at_ms = shared.now_us // 1_000
         for permit, fate in zip(granted, [*fates, *fates], strict=False):

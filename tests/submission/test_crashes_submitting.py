@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from itertools import count
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -37,6 +36,7 @@ from tests.support.examples import a_third_of
 from tests.support.house import BODY, House, pending_entries, promised, windows_of
 from tests.support.house_fixtures import Build, on_postgresql
 from tests.support.model import is_broken
+from tests.support.reserving import named
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 SHARDS = 16
@@ -44,15 +44,9 @@ OF_CHANNEL = shard_of(f"@channel.{CHANNEL}", SHARDS)
 FREE = [shard for shard in range(SHARDS) if shard != OF_CHANNEL]
 
 
-def named(shard: int, home: str = "{}") -> str:
-    """Return a name that makes its scope lie in that shard."""
-    names = (f"name {n}" for n in count())
-    return next(name for name in names if shard_of(home.format(name), SHARDS) == shard)
-
-
-TENANTS = [named(shard, "@tenant:{}") for shard in (FREE[0], FREE[-1])]
+TENANTS = [named(shard, "@tenant:{}", SHARDS) for shard in (FREE[0], FREE[-1])]
 """One is booked before the channel, the other after it."""
-PEOPLE = [named(shard) for shard in FREE[1:-1]]
+PEOPLE = [named(shard, shards=SHARDS) for shard in FREE[1:-1]]
 
 
 def ledger_house(build: Build, folder: Path, **settings: Any) -> House:
@@ -131,7 +125,7 @@ CRASHES: tuple[tuple[str, Callable[..., None], int, int, bool], ...] = (
 
 @each_how
 @pytest.mark.parametrize(
-    "crash", CRASHES, ids=[f"{each[1].__name__} {each[0]}" for each in CRASHES]
+    "crash", CRASHES, ids=[f"{crash[1].__name__} {crash[0]}" for crash in CRASHES]
 )
 def test_a_submit_that_dies_leaves_its_message_or_nothing_and_can_be_repeated(
     house: House, how: How, crash: tuple[str, Callable[..., None], int, int, bool]
@@ -143,18 +137,18 @@ def test_a_submit_that_dies_leaves_its_message_or_nothing_and_can_be_repeated(
         assert sum(map(len, windows_of(house).values())) == reserved
     rows = house.rows()
     assert len(rows) == stored
-    assert {each for ids in published(house) for each in ids} == (
+    assert {message_id for ids in published(house) for message_id in ids} == (
         {row[0] for row in rows} if is_published else set()
     )
-    before = {each.recipient: each for each in house.dispatcher.select()}
+    before = {message.recipient: message for message in house.dispatcher.select()}
     work(house.dispatcher)
     messages = [*house.dispatcher.select()]
     assert len(messages) == (1 if work in (submits, joins) else 3)
-    for each in messages:
-        assert before.get(each.recipient, each) == each, "the same message, not another one"
+    for message in messages:
+        assert before.get(message.recipient, message) == message, "the same, and no other one"
     assert keeps_quotas(house)
     heal(house)
-    judge(house, [each.id for each in messages])
+    judge(house, [message.id for message in messages])
     assert len(lines(house)) == 2 * len(messages), "each begins once and ends once"
 
 
@@ -211,18 +205,18 @@ def test_a_batch_of_moves_that_is_killed_has_moved_each_whole_or_not_at_all(
     ]  # fmt: skip
     reconcile(house)
     many = (MOVES | BETWEEN_SHARDS)[point]
-    die(point, moves, house.settings, [each.id for each in messages])
-    twice = [len(members) - len({each[:16] for each in members})
+    die(point, moves, house.settings, [message.id for message in messages])
+    twice = [len(members) - len({member[:16] for member in members})
              for members in windows_of(house).values()]  # fmt: skip
     assert any(twice) == ("after_release" not in point), "both reservations of the dead"
     assert moved(house, messages) == many
     others_take_what_fits(house, messages[APART - 1].send_at)
     reconcile(house)
     assert moved(house, messages) == many, "the repair moves none"
-    mine = {each.id for each in messages}
-    others = [each.id for each in house.dispatcher.select() if each.id not in mine]
+    mine = {message.id for message in messages}
+    others = [message.id for message in house.dispatcher.select() if message.id not in mine]
     house.dispatcher.cancel_many(others)
-    moves(house.dispatcher, [each.id for each in messages[many:]])
+    moves(house.dispatcher, [message.id for message in messages[many:]])
     assert moved(house, messages) == len(messages)
     reconcile(house)
     assert keeps_quotas(house)

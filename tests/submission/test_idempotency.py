@@ -46,38 +46,25 @@ def test_the_same_submit_again_returns_the_first_message(house: House) -> None:
     assert house.members("s") == {first.id: to_ms(SOON)}
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"recipient": "ben"},
-        {"channel": "file"},
-        {"body": {"text": "other"}},
-        {"body": {}},
-        {"scope": "family"},
-        {"send_at": SOON + HOUR},
-        {"send_at": None, "send_in": timedelta(minutes=1)},
-        {"expires_at": SOON + HOUR},
-        {"zone": "Europe/Berlin"},
-        {"quiet_hours": "21:00-08:00"},
-        {"quiet_hours": "none"},
-        {"send_window": "09:00-17:00"},
-        {"campaign": "summer"},
-        {"expire_after": HOUR},
-        {"on_unknown": "hold"},
-    ],
-    ids=str,
-)
-def test_the_key_with_other_content_is_a_conflict_and_leaves_nothing(
-    house: House, other: dict[str, Any]
-) -> None:
+OTHERS: list[dict[str, Any]] = [
+    {"recipient": "ben"}, {"channel": "file"}, {"body": {"text": "other"}}, {"body": {}},
+    {"scope": "family"}, {"send_at": SOON + HOUR}, {"send_at": None, "send_in": MINUTE},
+    {"expires_at": SOON + HOUR}, {"zone": "Europe/Berlin"}, {"quiet_hours": "21:00-08:00"},
+    {"quiet_hours": "none"}, {"send_window": "09:00-17:00"}, {"campaign": "summer"},
+    {"expire_after": HOUR}, {"on_unknown": "hold"},
+]  # fmt: skip
+
+
+def test_the_key_with_other_content_is_a_conflict_and_leaves_nothing(house: House) -> None:
     first = keyed(house)
     before = house.snapshot()
-    with pytest.raises(IdempotencyConflict) as caught:
-        keyed(house, **other)
-    assert (caught.value.key, caught.value.message_id) == ("key", first.id)
-    assert "key" in str(caught.value)
-    assert str(first.id) in str(caught.value)
-    assert house.snapshot() == before
+    for other in OTHERS:
+        with pytest.raises(IdempotencyConflict) as caught:
+            keyed(house, **other)
+        assert (caught.value.key, caught.value.message_id) == ("key", first.id), other
+        assert "key" in str(caught.value)
+        assert str(first.id) in str(caught.value)
+        assert house.snapshot() == before
 
 
 WAYS: dict[str, Callable[[House, dict[str, Any]], object]] = {
@@ -133,7 +120,7 @@ def test_the_same_key_for_another_scope_in_the_middle_of_a_submit_has_one_winner
 ) -> None:
     house, other = build(), build()
     scopes = (f"scope {n}" for n in range(100))
-    scope = next(each for each in scopes if (house.keys(each) == house.keys("ada")) == same_shard)
+    scope = next(name for name in scopes if (house.keys(name) == house.keys("ada")) == same_shard)
     answers: list[Message | IdempotencyConflict] = []
 
     def race() -> None:
@@ -147,8 +134,8 @@ def test_the_same_key_for_another_scope_in_the_middle_of_a_submit_has_one_winner
         answers.append(keyed(house))
     except IdempotencyConflict as conflict:
         answers.append(conflict)
-    won = next(each for each in answers if isinstance(each, Message))
-    lost = next(each for each in answers if isinstance(each, IdempotencyConflict))
+    won = next(answer for answer in answers if isinstance(answer, Message))
+    lost = next(answer for answer in answers if isinstance(answer, IdempotencyConflict))
     assert lost.message_id == won.id
     assert house.reservations() == house.all_members() == {won.scope: {won.id: to_ms(SOON)}}
 
@@ -168,7 +155,7 @@ of_each_kind = pytest.mark.parametrize("wish", WISHES.values(), ids=WISHES)
 
 
 @of_each_kind
-@pytest.mark.parametrize("minutes", [1, 7, 60 * 24 * 20])
+@pytest.mark.parametrize("minutes", [7, 60 * 24 * 20])
 def test_the_same_call_returns_the_stored_message_whenever_it_comes(
     house: House, wish: dict[str, Any], minutes: int
 ) -> None:

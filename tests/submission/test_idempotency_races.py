@@ -7,6 +7,8 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+import pytest
+
 from dispatcher import Dispatcher, IdempotencyConflict, Message, Settings
 from dispatcher.times.send_time import to_ms
 from tests.support.clock import MovableClock
@@ -35,10 +37,10 @@ def test_threads_with_one_key_and_two_contents_agree_on_one(house: House) -> Non
     answers = at_once(
         [partial(house.dispatcher.submit, **wish("key") | {"body": body}) for body in bodies]
     )
-    messages = [each for each in answers if isinstance(each, Message)]
-    conflicts = [each for each in answers if isinstance(each, IdempotencyConflict)]
+    messages = [answer for answer in answers if isinstance(answer, Message)]
+    conflicts = [answer for answer in answers if isinstance(answer, IdempotencyConflict)]
     assert len(messages) + len(conflicts) == THREADS
-    assert len({each.id for each in messages}) == 1
+    assert len({message.id for message in messages}) == 1
     assert len(messages) == THREADS // 2
     assert len(house.rows()) == 1
     assert house.reservations() == house.all_members()
@@ -55,11 +57,12 @@ def _submit_all(gate: Any, number: int, settings: Settings) -> list[str]:
         return found
 
 
+@pytest.mark.long
 def test_processes_with_one_key_make_one_message(house: House) -> None:
     found = in_processes(PROCESSES, _submit_all, house.settings)
     for same in zip(*found, strict=True):
         assert len(set(same)) == 1, same
-    ids = {UUID(each) for each in found[0]}
+    ids = {UUID(message_id) for message_id in found[0]}
     assert len(ids) == ROUNDS
     assert {row[0] for row in house.rows()} == ids
     expected = {to_ms(SOON + timedelta(hours=24 * turn)) for turn in range(ROUNDS)}

@@ -36,42 +36,15 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class Loud(str):
-    """Reads otherwise in every way that is not its value."""
-
-    __slots__ = ()
-
-    def __str__(self) -> str:
-        return f"ODD{self!r}"
-
-    def __format__(self, spec: str) -> str:
-        return f"ODD{self!r}"
-
-    def __repr__(self) -> str:
-        return "ODD"
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __hash__(self) -> int:
-        return 7
-
-
 class Level(IntEnum):
     ODD = 3
 
 
-def member(value: str) -> str:
+def odd(value: str) -> str:
     """Return a member of an Enum of texts, which str() and f-strings write as ``Odd.ODD``."""
     make: Any = Enum
-    odd: str = make("Odd", {"ODD": value}, type=str).ODD
-    return odd
-
-
-@pytest.fixture(params=[member, Loud])
-def odd(request: pytest.FixtureRequest) -> Odd:
-    chosen: Odd = request.param
-    return chosen
+    text: str = make("Odd", {"ODD": value}, type=str).ODD
+    return text
 
 
 def asked(odd: Odd, **more: Any) -> dict[str, Any]:
@@ -118,12 +91,12 @@ SUBMITS: dict[str, Act] = {
 
 def everything(house: House) -> str:
     """Return all that SQL and Redis hold and all that was sent, as one text."""
-    return repr(([*house.everything()], [(each, each.body) for each in house.memory.sent]))
+    return repr(([*house.everything()], [(message, message.body) for message in house.memory.sent]))
 
 
 def is_plain(value: object) -> bool:
     if isinstance(value, dict):
-        return all(is_plain(key) and is_plain(each) for key, each in value.items())
+        return all(is_plain(key) and is_plain(part) for key, part in value.items())
     if isinstance(value, list):
         return all(map(is_plain, value))
     return not isinstance(value, str | int) or type(value) in (str, int, bool, Status)
@@ -131,7 +104,7 @@ def is_plain(value: object) -> bool:
 
 @pytest.mark.every_database
 @pytest.mark.parametrize("way", SUBMITS)
-def test_a_submit_stores_counts_and_sends_the_value(build: Build, odd: Odd, way: str) -> None:
+def test_a_submit_stores_counts_and_sends_the_value(build: Build, way: str) -> None:
     house = build(**SETTINGS)
     message = SUBMITS[way](house, odd)
     assert isinstance(message, Message)
@@ -152,7 +125,7 @@ def test_a_submit_stores_counts_and_sends_the_value(build: Build, odd: Odd, way:
 
 
 @pytest.mark.every_database
-def test_changes_and_lists_take_the_value(build: Build, odd: Odd) -> None:
+def test_changes_and_lists_take_the_value(build: Build) -> None:
     house = build(**SETTINGS)
     client = house.dispatcher
     message = client.submit(**asked(str))
@@ -171,7 +144,7 @@ def test_changes_and_lists_take_the_value(build: Build, odd: Odd) -> None:
     )  # fmt: skip
     assert slot == message.send_at
     windows = client.timeline(odd("ada"), channel=odd("memory"), zone=odd("UTC")).windows
-    assert {each.scope for each in windows} == {"ada", "channel.memory"}
+    assert {window.scope for window in windows} == {"ada", "channel.memory"}
     [window] = client.timeline(odd("acme"), kind=odd("tenant")).windows
     assert (window.scope, window.exists) == ("tenant:acme", True)
     assert type(client.top(odd("recipient"), by=odd("fill")).of) is str  # type: ignore[arg-type]  # texts
@@ -181,12 +154,12 @@ def test_changes_and_lists_take_the_value(build: Build, odd: Odd) -> None:
     assert (moved.zone, type(moved.zone)) == ("Europe/Paris", str)
     data = {odd("who"): odd("ada"), "level": Level.ODD, "all": []}
     assert client.update(message.id, template=odd("hello"), data=data).body == {"text": "ada 3 "}
-    assert {each.name for each in client.pause(odd("tenant"), odd("acme"))} == {"acme"}
+    assert {pause.name for pause in client.pause(odd("tenant"), odd("acme"))} == {"acme"}
     assert client.resume(odd("tenant"), odd("acme")) == ()
     assert client.suppress(odd("ada"), channel=odd("memory")) == 1
     with pytest.raises(Suppressed):
         house.submit("ada")
-    assert [each.recipient for each in client.suppressed(odd("ada"))] == ["ada"]
+    assert [suppression.recipient for suppression in client.suppressed(odd("ada"))] == ["ada"]
     assert not client.verify_windows().differences
     assert "ODD" not in everything(house)
     assert client.unsuppress(odd("ada"), channel=odd("memory")) == ()
@@ -196,8 +169,8 @@ def test_changes_and_lists_take_the_value(build: Build, odd: Odd) -> None:
 def limiters(client: redis.Redis, odd: Odd) -> list[Limiter]:
     named: dict[str, Any] = {"prefix": odd("p"), "tag": odd("t"), "on_error": odd("raise")}
     return [
-        each.on(client, **named)
-        for each in (
+        algorithm.on(client, **named)
+        for algorithm in (
             SlidingLog(2, odd("minute"), name=odd("n")),
             FixedWindow(2, odd("month"), align=odd("Asia/Tokyo")),
             GCRA.parse(odd("2/minute burst 1")),
@@ -205,18 +178,18 @@ def limiters(client: redis.Redis, odd: Odd) -> list[Limiter]:
     ]
 
 
-def test_limiters_count_by_the_value(redis_server: RedisServer, odd: Odd) -> None:
+def test_limiters_count_by_the_value(redis_server: RedisServer) -> None:
     client = redis_server.client()
-    for each, same in zip(limiters(client, odd), limiters(client, str), strict=True):
-        assert each.acquire(odd("acme"), permit=odd("one"))
+    for limiter, same in zip(limiters(client, odd), limiters(client, str), strict=True):
+        assert limiter.acquire(odd("acme"), permit=odd("one"))
         assert same.acquire("acme", permit="one").remaining == 1  # known, so not counted again
-        [granted] = each.acquire_each([PermitRequest(odd("acme"), permit=odd("two"))])
+        [granted] = limiter.acquire_each([PermitRequest(odd("acme"), permit=odd("two"))])
         assert granted
         assert not same.acquire("acme")
-        assert same.give_back("acme", "two") == each.give_back(odd("acme"), odd("one")) == 1
-        with each.permit([odd("acme")]):
+        assert same.give_back("acme", "two") == limiter.give_back(odd("acme"), odd("one")) == 1
+        with limiter.permit([odd("acme")]):
             assert same.peek("acme").remaining < 2
-        each.reset(odd("acme"))
+        limiter.reset(odd("acme"))
     keys = {key: value_of(client, key) for key in client.scan_iter()}
     assert "ODD" not in repr(keys)
     client.close()

@@ -54,7 +54,7 @@ def drafts(count: int, **asked: Any) -> list[Draft]:
 
 
 def errors(results: list[Message | Rejection]) -> list[type[Exception] | None]:
-    return [type(each.error) if isinstance(each, Rejection) else None for each in results]
+    return [type(result.error) if isinstance(result, Rejection) else None for result in results]
 
 
 def fail(
@@ -92,8 +92,8 @@ def test_answers_come_in_order_each_with_the_error_that_submit_raises(house: Hou
         None, QuotaExceeded, UnknownChannel, InvalidSendTime, InvalidSendTime, InvalidDraft, None,
         InvalidDraft, None,
     ]  # fmt: skip
-    refused = [each for each in results if isinstance(each, Rejection)]
-    assert [each.number for each in refused] == [1, 2, 3, 4, 5, 7]
+    refused = [result for result in results if isinstance(result, Rejection)]
+    assert [rejection.number for rejection in refused] == [1, 2, 3, 4, 5, 7]
     first, conflict = results[0], refused[0].error
     assert isinstance(conflict, QuotaExceeded)
     assert isinstance(first, Message)
@@ -113,10 +113,10 @@ def test_submit_many_stores_the_rows_of_submit(house: House) -> None:
         {"quiet_hours": "none"},
         {"on_unknown": "hold"},
     ]
-    singly = [house.submit(f"a {n}", send_at=LATER, **each) for n, each in enumerate(asked)]
-    again = [each | {"idempotency_key": "other"} if "zone" in each else each for each in asked]
-    together = house.dispatcher.submit_many([draft(f"a {n}", **each | {"send_at": LATER + HOUR})
-                                             for n, each in enumerate(again)])  # fmt: skip
+    singly = [house.submit(f"a {n}", send_at=LATER, **wish) for n, wish in enumerate(asked)]
+    again = [wish | {"idempotency_key": "other"} if "zone" in wish else wish for wish in asked]
+    together = house.dispatcher.submit_many([draft(f"a {n}", **wish | {"send_at": LATER + HOUR})
+                                             for n, wish in enumerate(again)])  # fmt: skip
     differ = {"id", "send_at", "next_attempt_at", "enqueue_at", "created_at", "idempotency_key",
               "fingerprint"}  # fmt: skip
     names = [*{*house.tables.messages.c.keys()} - differ]
@@ -180,7 +180,7 @@ def test_what_an_interrupted_run_reserved_only_is_neither_known_nor_shifted(
     for known in (0, 3):
         house.dispatcher.submit_many(wanted, atomic=atomic, progress=steps.append)
         assert (steps[-1].accepted, steps[-1].known) == (3, known)
-    assert [each.asked_at for each in house.dispatcher.select()] == [None] * 3
+    assert [message.asked_at for message in house.dispatcher.select()] == [None] * 3
     assert house.reservations() == house.all_members()
 
 
@@ -221,13 +221,13 @@ def test_a_key_that_somebody_takes_meanwhile_costs_only_its_own_draft(house: Hou
 
 
 def test_a_generator_is_read_while_its_answers_are_read(house: House) -> None:
-    results = house.dispatcher.submit_many(each for each in drafts(2))
+    results = house.dispatcher.submit_many(draft for draft in drafts(2))
     assert house.rows() == []
     assert errors(list(results)) == [None, None]
 
 
 def test_answers_that_nobody_reads_are_told_of(house: House) -> None:
-    results = house.dispatcher.submit_many(each for each in drafts(2))
+    results = house.dispatcher.submit_many(draft for draft in drafts(2))
     with pytest.warns(RuntimeWarning, match="nothing was submitted"):
         del results
     assert house.rows() == []
@@ -243,7 +243,7 @@ def test_memory_does_not_grow_with_the_number_of_drafts(
         tracemalloc.start()
         made = (draft(f"{name} {number}") for number in range(count))
         assert (
-            sum(isinstance(each, Message) for each in house.dispatcher.submit_many(made)) == count
+            sum(isinstance(entry, Message) for entry in house.dispatcher.submit_many(made)) == count
         )
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()
@@ -285,7 +285,7 @@ def test_all_or_none_that_was_stored_unseen_and_sent_meanwhile_is_stored_once(ho
     house.between("own_transaction", "messages", after={"has": sent})
     results = house.dispatcher.submit_many(drafts(3), atomic=True)
     assert errors(results) == [None] * 3
-    assert [each.status for each in house.dispatcher.select()] == [Status.SENT] * 3
+    assert [message.status for message in house.dispatcher.select()] == [Status.SENT] * 3
     assert len(calls) == 2
 
 
@@ -371,13 +371,13 @@ def test_a_batch_of_which_a_duplicate_stored_one_is_not_taken_for_stored(house: 
     house.between("own_transaction", "messages", before={"add_together": duplicate})
     with pytest.raises(StoreUnavailable):
         house.dispatcher.submit_many(batch, atomic=True)
-    assert [row[0] for row in house.rows()] == [each.id for each in duplicates]
+    assert [row[0] for row in house.rows()] == [message.id for message in duplicates]
     assert house.members("ada").keys() == {duplicates[0].id}
     assert house.members("ben") == house.members("cyd") == {}
 
     again = house.dispatcher.submit_many(batch, atomic=True)
     assert again[0] == house.again(duplicates[0])
-    assert {row[0] for row in house.rows()} == {accepted(each).id for each in again}
+    assert {row[0] for row in house.rows()} == {accepted(answer).id for answer in again}
 
 
 def test_a_batch_that_may_be_under_way_yet_is_not_said_to_be_refused(house: House) -> None:
@@ -434,10 +434,6 @@ def test_a_copy_that_was_stopped_leaves_no_line_in_the_midst_of_it(
     assert "not stored together" not in caplog.text
 
 
-KNOWN_LATE = [draft("bob"), draft("ada", idempotency_key="key")]
-"""The second is known only when it has no slot."""
-
-
 @pytest.mark.parametrize("atomic", [False, True])
 def test_a_duplicate_known_late_is_the_answer_of_its_draft(build: Build, atomic: bool) -> None:
     house, other = build(), build()
@@ -448,7 +444,8 @@ def test_a_duplicate_known_late_is_the_answer_of_its_draft(build: Build, atomic:
         house.redis.delete(house.keys("ada").duplicates("key"))
 
     house.swap("reserver", Between(house.parts.reserver, before={"reserve": once(duplicate)}))
-    results = house.dispatcher.submit_many(KNOWN_LATE, atomic=atomic)
+    known_late = draft("ada", idempotency_key="key")  # when it has no slot
+    results = house.dispatcher.submit_many([draft("bob"), known_late], atomic=atomic)
     assert results[1] == told[0]
     assert len(house.rows()) == 2
     assert house.reservations() == house.all_members()

@@ -66,11 +66,6 @@ def fits(members: Sequence[int], time: int, quotas: Sequence[Quota]) -> bool:
     return True
 
 
-def next_slot(members: Sequence[int], asked: int, quotas: Sequence[Quota]) -> int:
-    """Return the first time at or after ``asked`` that may join ``members``, sorted ones."""
-    return next_free(blocked(members, quotas), asked)
-
-
 def excesses(times: Sequence[int], quotas: Iterable[Quota], *, per_ms: int = 1) -> Iterator[str]:
     """Yield of each quota that is broken how many of ``times`` lie how close together.
 
@@ -149,7 +144,7 @@ def _shown_on(zone: str, day: int) -> list[int]:
     """Return the minute of the week that the clocks show in each minute of a UTC day."""
     rules = ZoneInfo(zone)
     seconds = range(day * 86_400, (day + 1) * 86_400, 60)
-    walls = (datetime.fromtimestamp(each, rules) for each in seconds)
+    walls = (datetime.fromtimestamp(second, rules) for second in seconds)
     return [(wall.weekday() * 24 + wall.hour) * 60 + wall.minute for wall in walls]
 
 
@@ -202,7 +197,7 @@ class Ledger:
 
     def members(self, scope: Scope, without: UUID | None = None) -> list[int]:
         booked = self.places.get(scope, {})
-        return sorted(at for each, at in booked.items() if each != without)
+        return sorted(at for id_, at in booked.items() if id_ != without)
 
     def slot(
         self, wish: Wish, asked: int, *, without: UUID | None = None, most: int = 10**15
@@ -228,7 +223,7 @@ class Ledger:
 
     def _rolling(self, scope: Scope) -> list[Quota]:
         quotas = self.quotas[scope.kind]
-        return [(each.count, each.length_ms) for each in quotas if isinstance(each, RollingQuota)]
+        return [(rule.count, rule.length_ms) for rule in quotas if isinstance(rule, RollingQuota)]
 
     def broken(self, scope: Scope, times: list[int]) -> list[str]:
         """Name the quotas of a scope that these times break, but for those in local zones."""
@@ -250,8 +245,8 @@ class Ledger:
             assert Hours.parse(refusal.quiet_hours) == Hours.parse(wish.text)
             return
         assert isinstance(refusal, QuotaExceeded)
-        [scope] = [each for each in wish.scopes if str(each) == refusal.scope]
-        named = next(each for each in self.quotas[scope.kind] if str(each) == refusal.quota)
+        [scope] = [scope for scope in wish.scopes if str(scope) == refusal.scope]
+        named = next(quota for quota in self.quotas[scope.kind] if str(quota) == refusal.quota)
         named_ids = refusal.conflicting
         assert len(named_ids) == min(named.count, _MOST_NAMED)
         if without not in self.holders.values():
@@ -263,14 +258,14 @@ class Ledger:
             assert not fits(near, asked, [(named.count, named.length_ms)])
         else:
             begins, ends = period(named.unit, named.zone or wish.zone, asked)
-            assert sum(begins <= each < ends for each in times) >= len(named_ids)
-            within = [each for each in self.members(scope, without) if begins <= each < ends]
+            assert sum(begins <= time < ends for time in times) >= len(named_ids)
+            within = [member for member in self.members(scope, without) if begins <= member < ends]
             assert len(within) >= named.count
 
     def _times(self, scope: Scope, message_ids: Sequence[UUID]) -> list[int]:
         booked, named = self.places[scope], set(message_ids)
-        assert {self.holders.get(each, each) for each in booked} >= named
-        return [at for each, at in booked.items() if self.holders.get(each, each) in named]
+        assert {self.holders.get(id_, id_) for id_ in booked} >= named
+        return [at for id_, at in booked.items() if self.holders.get(id_, id_) in named]
 
     def _blocks(self, wish: Wish, time: int, windows: Sequence[list[int]]) -> Iterator[int]:
         """Yield the ends of quiet hours and full periods that hold a time."""
@@ -284,7 +279,7 @@ class Ledger:
                 if isinstance(quota, RollingQuota):
                     continue
                 begins, ends = period(quota.unit, quota.zone or wish.zone, time)
-                if sum(begins <= each < ends for each in members) >= quota.count:
+                if sum(begins <= member < ends for member in members) >= quota.count:
                     yield ends
 
     @staticmethod
@@ -293,5 +288,5 @@ class Ledger:
             return is_broken(times, (quota.count, quota.length_ms))
         if quota.zone is None:
             return False
-        begun = [period(quota.unit, quota.zone, each)[0] for each in times]
-        return any(begun.count(each) > quota.count for each in set(begun))
+        begun = [period(quota.unit, quota.zone, time)[0] for time in times]
+        return any(begun.count(start) > quota.count for start in set(begun))

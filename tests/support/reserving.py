@@ -144,7 +144,7 @@ class Reserving(AbstractContextManager["Reserving"]):
 
     def unconfirmed(self) -> set[tuple[bytes, str]]:
         found = self.upkeep.unconfirmed(older_than=timedelta(0), limit=100_000)
-        return {(each.member, each.window.decode()) for each in found}
+        return {(entry.member, entry.window.decode()) for entry in found}
 
     def dump(self) -> dict[bytes, bytes]:
         names = cast(list[bytes], self.client.keys("*"))
@@ -169,7 +169,7 @@ def reserving(
     ``quotas`` are those of the scope that every message has, ``further`` those of other kinds.
     """
     rules = {OWN_SCOPE: quotas, **(further or {})}
-    reaches_ms = {kind: longest_ms(each) for kind, each in rules.items()}
+    reaches_ms = {kind: longest_ms(rule) for kind, rule in rules.items()}
     fence = Fence(namespace=namespace, shards=shards, reaches_ms=reaches_ms)
     client = redis.Redis.from_url(
         url,
@@ -190,9 +190,10 @@ def reserving(
     )
 
 
-def named(shard: int, home: str = "{}") -> str:
+def named(shard: int, home: str = "{}", shards: int = SHARDS) -> str:
+    """Return a name that makes its scope lie in that shard."""
     names = (f"name {n}" for n in count())
-    return next(name for name in names if shard_of(home.format(name), SHARDS) == shard)
+    return next(name for name in names if shard_of(home.format(name), shards) == shard)
 
 
 def value_of(client: redis.Redis, name: bytes) -> bytes:
@@ -221,8 +222,8 @@ def scores(client: redis.Redis, key: str | bytes) -> dict[bytes, int]:
 
 def times_of(real: Reserving, found: Iterable[Unconfirmed]) -> dict[UUID, datetime]:
     return {
-        each.message_id: from_ms(int(cast(float, real.client.zscore(each.window, each.member))))
-        for each in found
+        entry.message_id: from_ms(int(cast(float, real.client.zscore(entry.window, entry.member))))
+        for entry in found
     }
 
 
@@ -232,12 +233,8 @@ def calls_of(client: redis.Redis, action: Callable[[], object], *commands: str) 
     action()
     stats = cast("dict[str, dict[str, int]]", client.info("commandstats"))
     return sum(
-        stats.get(f"cmdstat_{each}", {"calls": 0})["calls"] for each in commands or ("evalsha",)
+        stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in commands or ("evalsha",)
     )
-
-
-def at(base: datetime, seconds: float) -> datetime:
-    return base + timedelta(seconds=seconds)
 
 
 ms = to_ms
@@ -255,7 +252,7 @@ LIMITS = {
 def little_at_once(most_read: int) -> Callable[[str], Script]:
     def read(name: str) -> Script:
         text = source(name)
-        if name in {f"reservation/{each}" for each in ("reserve", "next_slot", "check")}:
+        if name in {f"reservation/{script}" for script in ("reserve", "next_slot", "check")}:
             for names, values in LIMITS.items():
                 changed = f"local {names} = {values.format(most_read)}\n"
                 text, times = re.subn(rf"local {names} = [\d, ]+\n", changed, text)
