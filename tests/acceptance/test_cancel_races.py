@@ -36,7 +36,7 @@ def test_a_confirmed_cancel_is_final_even_at_the_due_time(environment: Maker) ->
         for number in range(MESSAGES)
     ]
     answers = running.dispatcher.submit_many(drafts)
-    accepted = [each for each in answers if isinstance(each, Message)]
+    accepted = [answer for answer in answers if isinstance(answer, Message)]
     assert len(accepted) == MESSAGES
     with ThreadPoolExecutor(CALLERS) as callers:
         shares = [(running, accepted[first::CALLERS]) for first in range(CALLERS)]

@@ -125,11 +125,11 @@ def test_a_frozen_master_that_comes_back_breaks_no_promise(run: Callable[..., Ru
             cluster.wait_for_failover(slots[0], master)
             accepted = len(made.accepted)
             wait_until(lambda: len(made.accepted) > accepted + 20)  # on the other two masters
-            late = [threads.submit(submit_late, *each) for each in clients.items()]
+            late = [threads.submit(submit_late, *pair) for pair in clients.items()]
             master.thaw()
             cluster.wait_for_replicas()
             made.flow()
-            made.judge(*filter(None, [each.result(DEADLINE) for each in late]))
+            made.judge(*filter(None, [answer.result(DEADLINE) for answer in late]))
 
 
 def clients_of(settings: Settings, slots: Sequence[int], stack: ExitStack) -> dict[str, Dispatcher]:

@@ -52,7 +52,7 @@ def started(environment: Maker, **settings: object) -> Environment:
     signs = running.dispatcher._app.signs
 
     def nodes() -> set[str]:
-        return {each.name.split()[0] for each in signs.read()[Kind.WORKER] if each.is_alive}
+        return {sign.name.split()[0] for sign in signs.read()[Kind.WORKER] if sign.is_alive}
 
     wait_until(lambda: len(nodes()) == 2)
     return running

@@ -73,7 +73,7 @@ def test_a_worker_told_to_stop_ends_its_send_and_puts_back_the_rest_of_its_group
     assert 1 <= len(begun) < len(group), "in the midst of a group"
     for message in group:
         status = standing.rows[str(message.id)]["status"]
-        tries = [each["outcome"] for each in standing.attempts.get(str(message.id), ())]
+        tries = [attempt["outcome"] for attempt in standing.attempts.get(str(message.id), ())]
         expected = ("sent", ["sent"]) if message.id in begun else ("scheduled", [])
         assert (status, tries) == expected
     assert permits(running) == begun, "what was put back gave its permit back"
@@ -82,8 +82,8 @@ def test_a_worker_told_to_stop_ends_its_send_and_puts_back_the_rest_of_its_group
     running.check(group)
     lasting = running.submit("lasting", body={"seconds": 2 * SEND_SECONDS})
     ours = str(lasting.id)
-    begun_at = wait_until(lambda: next((each["at"] for each in running.ledger()
-                                        if each["id"] == ours), 0), 15)  # fmt: skip
+    begun_at = wait_until(lambda: next((line["at"] for line in running.ledger()
+                                        if line["id"] == ours), 0), 15)  # fmt: skip
     wait_until(lambda: time.time() - begun_at / 1e6 > SEND_SECONDS / 2)
     running.stop("worker")  # its task has ended, its send has not
     running.check([*group, lasting])
@@ -95,7 +95,7 @@ def test_a_worker_told_to_stop_ends_its_send_and_puts_back_the_rest_of_its_group
         grace = f"end within {running.settings.stop_grace.total_seconds():g} s"
         assert grace in (folder / "worker.log").read_text()
     for tries in running.stored().attempts.values():
-        assert [each["outcome"] for each in tries] == ["sent"]
+        assert [attempt["outcome"] for attempt in tries] == ["sent"]
 
 
 def permits(running: Environment) -> set[UUID]:

@@ -66,7 +66,7 @@ class Hosts:
             *self.workers,
             self.beat,
             self.database,
-            *(each.host for each in servers if each.host is not None),
+            *(server.host for server in servers if server.host is not None),
         ]
 
     def flow(self) -> None:

@@ -199,7 +199,7 @@ def past_kombu(item: dict[str, Any], **properties: Any) -> amqp.Message:
         "content_encoding": item["content-encoding"],
         "application_headers": item["headers"],
     }
-    given = {name: each for name, each in (plain | properties).items() if each is not ...}
+    given = {name: value for name, value in (plain | properties).items() if value is not ...}
     return amqp.Message(bytes_of(item), **given)
 
 

@@ -84,7 +84,7 @@ def fits(expected: str, answered: str) -> bool:
     """
     left = iter(told_alike(answered).splitlines())
     return all(
-        any(re.match(".*".join(map(re.escape, line.split("…"))), each) for each in left)
+        any(re.match(".*".join(map(re.escape, line.split("…"))), text) for text in left)
         for line in told_alike(expected).splitlines()
     )
 

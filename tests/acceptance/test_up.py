@@ -114,8 +114,8 @@ def unwrapped(said: Path) -> str:
 
 def to_another_thread(pid: int, number: int) -> None:
     """Send a signal as the system may: to a thread that is not the one that acts on signals."""
-    thread = next(int(each.name) for each in Path(f"/proc/{pid}/task").iterdir()
-                  if int(each.name) != pid)  # fmt: skip
+    thread = next(int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()
+                  if int(path.name) != pid)  # fmt: skip
     assert ctypes.CDLL(None, use_errno=True).tgkill(pid, thread, number) == 0
 
 
@@ -176,14 +176,14 @@ def test_up_serves_a_second_shell_and_keeps_its_data(folder: Path) -> None:
             lambda: set(shell.ask("status")["duties"]) >= {"enqueue_due", "rescue"}, every=0.3
         )
         seen = shell.ask("status")
-        assert [each["alive"] for each in (*seen["workers"], *seen["beats"])] == [True, True]
+        assert [process["alive"] for process in (*seen["workers"], *seen["beats"])] == [True, True]
         second = shell.run("up")
         assert second.returncode == 6
         assert "another environment runs in" in second.stderr
         assert "Traceback" not in second.stderr
     with up(shell):
         lines = shell.run("list", "--json").stdout.splitlines()
-        listed = {each["id"]: each["status"] for each in map(json.loads, lines)}
+        listed = {message["id"]: message["status"] for message in map(json.loads, lines)}
         assert listed == {soon["id"]: "sent", kept["id"]: "scheduled", gone["id"]: "cancelled"}
         again = ("--channel", "file", "--recipient", "ben", "--text", "again")
         refused = shell.run("submit", *again, "--send-at", kept["send_at"])

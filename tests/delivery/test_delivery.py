@@ -182,8 +182,8 @@ def test_an_exit_during_a_send_leaves_the_messages_after_it_unchanged(
     roomy.memory.before = exit_at_odd
     with pytest.raises(end):
         roomy.deliver(*messages)
-    assert roomy.sent == [each.id for each in sent]
-    assert [roomy.again(each).status for each in sent] == [Status.SENT] * 2
+    assert roomy.sent == [message.id for message in sent]
+    assert [roomy.again(message).status for message in sent] == [Status.SENT] * 2
     now = roomy.again(odd)
     assert (now.status, now.attempt_count) == (Status.SENDING, 1), "its outcome is unknown"
     assert len(roomy.permits("odd")) == 1

@@ -44,7 +44,7 @@ def test_a_channel_has_limits_of_its_own_beside_those_of_the_scopes(build: Build
     messages = [house.submit(f"name {n}") for n in range(5)]
     free = [house.submit(f"other {n}", channel="other") for n in range(5)]
     assert house.deliver(*messages, *free) == 8
-    waiting = [each for each in messages if house.again(each).status is Status.SCHEDULED]
+    waiting = [message for message in messages if house.again(message).status is Status.SCHEDULED]
     assert len(waiting) == 2
     for message in waiting:
         wait = house.again(message).next_attempt_at - house.database_time()

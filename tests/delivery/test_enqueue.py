@@ -24,11 +24,11 @@ SECOND = timedelta(seconds=1)
 
 def tasks(house: House) -> list[dict[str, Any]]:
     raw = [
-        each
+        task
         for name in house.settings.queues
-        for each in reversed(cast("list[bytes]", house.broker.lrange(name, 0, -1)))
+        for task in reversed(cast("list[bytes]", house.broker.lrange(name, 0, -1)))
     ]
-    return [json.loads(each) for each in raw]
+    return [json.loads(task) for task in raw]
 
 
 def ids_in(task: dict[str, Any]) -> list[str]:

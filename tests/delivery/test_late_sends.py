@@ -86,12 +86,12 @@ def test_groups_with_one_that_hangs_do_not_stop_their_channel(holding: Held) -> 
     wait_until(lambda: passes(house) and len(held.begun) == len(groups))
     behind = house.submit("behind")
     threads += in_background(house, [behind])
-    wait_until(lambda: passes(house) and is_sent(house, behind, *(each for _, each in groups)))
+    wait_until(lambda: passes(house) and is_sent(house, behind, *(quick for _, quick in groups)))
     wait_until(lambda: passes(house) and not any(thread.is_alive() for thread in threads))
     assert house.again(groups[0][0]).status is Status.SENDING
     held.released.set()
     assert house.parts.delivery.finish(20)
-    assert is_sent(house, *(each for each, _ in groups))
+    assert is_sent(house, *(slow for slow, _ in groups))
 
 
 def test_a_late_send_that_cannot_be_recorded_holds_up_no_other(holding: Held) -> None:

@@ -110,7 +110,7 @@ def test_a_pause_is_resumed_though_a_channel_that_was_paused_is_gone(
     for name in ("memory", "other"):
         pausing.dispatcher.pause("channel", name)
     house = build(channels={"memory": {"transport": "memory"}})
-    assert [each.name for each in house.dispatcher.resume("channel", "memory")] == ["other"]
+    assert [pause.name for pause in house.dispatcher.resume("channel", "memory")] == ["other"]
 
 
 @pytest.mark.every_database

@@ -124,7 +124,7 @@ def test_of_a_herd_as_many_come_as_permits_are_given_back(build: Build) -> None:
     house = build(clock=hour_ago(), channels=channels)
     herd = [house.submit(f"name {n}") for n in range(HERD)]
     claims = claimed(house, *herd[:10])
-    answers = house.parts.permits.acquire([permit_of(each) for each in claims], within=MINUTE / 2)
+    answers = house.parts.permits.acquire([permit_of(claim) for claim in claims], within=MINUTE / 2)
     assert all(answer.allowed for answer in answers)
     assert house.deliver(*herd[10:]) == 0
     house.open()

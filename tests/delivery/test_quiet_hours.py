@@ -100,7 +100,7 @@ def test_a_retry_waits_and_the_wait_uses_up_no_attempt() -> None:
         assert (waiting.status, waiting.attempt_count) == (Status.SCHEDULED, 1)
         assert timedelta(0) <= waiting.next_attempt_at - MORNING < timedelta(seconds=1)
         memory.travel.until_idle()
-        assert [each.at >= MORNING for each in memory.outbox] == [True]
+        assert [message.at >= MORNING for message in memory.outbox] == [True]
         assert [attempt.outcome for attempt in memory.attempts(message.id)] == ["temporary", "sent"]
 
 

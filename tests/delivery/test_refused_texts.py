@@ -70,9 +70,9 @@ def outcomes_of(house: House, answers: list[Callable[[], Any]]) -> list[Outcome 
     house.end_claims(*messages)
     house.parts.sweep.rescue()
     assert sorted(sent) == sorted(by_recipient)
-    assert all(house.again(each).attempt_count == 1 for each in messages)
-    assert not any(house.again(each).status is Status.SENDING for each in messages)
-    return [attempt.outcome for each in messages for attempt in house.dispatcher.attempts(each.id)]
+    assert all(house.again(message).attempt_count == 1 for message in messages)
+    assert not any(house.again(message).status is Status.SENDING for message in messages)
+    return [outcome for message in messages for outcome in house.outcomes(message)]
 
 
 def record_all(house: House) -> None:
@@ -140,7 +140,7 @@ def refuse_alone(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     usual: dict[str, Any] = {"channel": "memory", "body": {}, "send_in": DAY}
     drafts = [
         Draft(**usual | {"recipient": f"r{number}"} | more)
-        for number, more in enumerate(each for wrong in bad for each in ({}, wrong, {}))
+        for number, more in enumerate(asked for wrong in bad for asked in ({}, wrong, {}))
     ]
     results = house.dispatcher.submit_many(drafts)
     refused = [result for result in results if isinstance(result, Rejection)]

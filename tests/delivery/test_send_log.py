@@ -178,7 +178,7 @@ def test_settle_reads_at_most_so_many_logs_and_the_next_call_the_rest(tmp_path: 
     for many, are_all_read in ((2, False), (4, False), (5, True), (5, True)):
         assert SendLogs(tmp_path).consume(found.append, limit=2) is are_all_read
         assert len(found) == many
-    assert {each.mark for each in found} == marks
+    assert {log.mark for log in found} == marks
     assert list(tmp_path.iterdir()) == []
 
 

@@ -110,7 +110,7 @@ def test_short_sends_start_far_fewer_threads_than_the_pool_may_have(make: Make) 
     send = FakeSend(meanwhile=lambda: time.sleep(0.01))
     start = CLOCK.monotonic() + 0.01
     pool = make(send, most=64)
-    pool.add(a_group(), claims(*[start + 0.005 * each for each in range(100)]))
+    pool.add(a_group(), claims(*[start + 0.005 * number for number in range(100)]))
     wait_until(lambda: send.ended == 100)
     assert threads(pool) < 40
 
@@ -293,7 +293,7 @@ MAIL = SmtpTransport(url="smtps://mail.example", **_FROM)
         (MAIL, "ada@Example.ORG", "example.org"),
         (MAIL, "nobody@", None),
     ],
-    ids=lambda each: each if isinstance(each, str) else "",
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_destination_is_the_host_of_a_url_or_the_domain_of_an_address(
     transport: WebhookTransport | SmtpTransport, recipient: str, name: str | None

@@ -106,7 +106,7 @@ def test_errors_of_providers_are_reported_only_with_status_errors(
         assert data["last_error"] == f"PermanentFailure: {words}"
     else:
         assert "last_error" not in data
-        assert all(each not in request.content for each in (b"mail.internal", b"answered", b"nine"))
+        assert all(word not in request.content for word in (b"mail.internal", b"answered", b"nine"))
 
 
 @pytest.mark.every_database
@@ -175,7 +175,7 @@ def test_a_status_message_is_an_ordinary_one_without_a_reservation(
     story = house.dispatcher.story(status_message.id)
     assert (story.reservations, story.status_host) == ((), None)
     assert house.dispatcher.top("scope").tops == ()
-    assert [each.name for each in house.dispatcher.top("channel").tops] == ["status"]
+    assert [top.name for top in house.dispatcher.top("channel").tops] == ["status"]
     receiver.answers(410)
     house.deliver(status_message)
     assert house.again(status_message).status is Status.FAILED

@@ -164,7 +164,7 @@ def test_sweeps_side_by_side_catch_up_with_each_message_once(build: Build) -> No
         house.submit(f"name {n % 4}", channel="expire", send_at=start + n // 4 * MINUTE)
         for n in range(20)
     ]
-    answers = at_once([each.parts.sweep.catch_up for each in houses])
+    answers = at_once([house.parts.sweep.catch_up for house in houses])
     done = [answer for answer in answers if isinstance(answer, int)]
     assert len(done) == 3
     # Each of two that meet may leave the rest of its batch to the other: the next turn takes it.

@@ -71,7 +71,7 @@ def test_a_message_wins_over_its_channel_whose_word_stays_with_it(build: Build) 
     assert house.submit("ben", channel="careful", on_unknown="retry").on_unknown == "retry"
     assert house.submit("cyd").on_unknown == "retry"
     other = build(clock=hour_ago(), channels={"careful": {"transport": "memory"}}, opened=False)
-    assert [each.on_unknown for each in other.dispatcher.select(channel="careful")] == [
+    assert [message.on_unknown for message in other.dispatcher.select(channel="careful")] == [
         "retry", "hold",
     ]  # fmt: skip
 

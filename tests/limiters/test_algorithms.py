@@ -69,7 +69,7 @@ def test_an_id_that_was_given_back_takes_its_permits_anew(moved: Clocked) -> Non
 def test_a_permit_is_given_back_right_after_it_was_taken(redis_client: redis.Redis) -> None:
     limiter = CounterPerKey(5, "minute").on(redis_client)
     decisions = [limiter.acquire(f"{number}") for number in range(300)]
-    back = [limiter.give_back(f"{number}", each.permit) for number, each in enumerate(decisions)]
+    back = [limiter.give_back(f"{number}", take.permit) for number, take in enumerate(decisions)]
     assert sum(back) == 300, "also where a millisecond ended within a script"
 
 

@@ -107,4 +107,4 @@ def test_keys_in_several_slots_are_refused_before_anything_is_sent(
     tagged = limits.on(cluster, tag="all")
     assert tagged.acquire(["ada", "everybody"]).allowed
     decisions = tagged.acquire_each([Request([key, "everybody"]) for key in "abcde"])
-    assert [each.allowed for each in decisions] == [True] * 4 + [False]
+    assert [decision.allowed for decision in decisions] == [True] * 4 + [False]

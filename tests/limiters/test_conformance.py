@@ -113,8 +113,9 @@ def test_the_clock_of_the_client_decides_nothing(make: Make, redis_client: redis
     for each in (limiter, others, limiter, others):
         answers.append(each.acquire("ada"))
         clock.advance(timedelta(days=400))
-    assert [each.remaining for each in answers] == [2, 1, 0, 0]
-    assert max(each.reset_at for each in answers) - min(each.reset_at for each in answers) < MINUTE
+    assert [answer.remaining for answer in answers] == [2, 1, 0, 0]
+    resets = [answer.reset_at for answer in answers]
+    assert max(resets) - min(resets) < MINUTE
 
 
 @counted
@@ -251,16 +252,16 @@ def test_a_refusal_names_every_limit_that_refused(redis_client: redis.Redis) -> 
         "1/minute (limit 1 of 7)", "1/minute (limit 3 of 7)",
     }  # fmt: skip
     for refused in (limiter.acquire("ada"), limiter.peek("ada")):
-        assert {each.limit for each in refused.refusals} == told
-        assert {each.limit: each.index for each in refused.refusals}["mine (1/hour)"] == 3
-        waits = [each.retry_after for each in refused.refusals]
+        assert {refusal.limit for refusal in refused.refusals} == told
+        assert {refusal.limit: refusal.index for refusal in refused.refusals}["mine (1/hour)"] == 3
+        waits = [refusal.retry_after for refusal in refused.refusals]
         assert waits == sorted(waits, reverse=True)
         assert timedelta(0) < waits[-1] <= MINUTE
         assert (refused.refused_by, refused.retry_after) == ("cool-down", waits[0])
     oversized = limiter.acquire("ada", 3)
     assert oversized.state is State.OVERSIZED
     assert oversized.refused_by == "1/minute (limit 1 of 7)"
-    never = {each.limit for each in oversized.refusals if each.retry_after == timedelta.max}
+    never = {part.limit for part in oversized.refusals if part.retry_after == timedelta.max}
     assert never == {*told - {"cool-down"}, "2 at once"}
     with pytest.raises(LimitReached, match="cool-down is reached") as raised, limiter.permit("ada"):
         pytest.fail("it ran")

@@ -36,10 +36,10 @@ def test_each_of_a_group_is_judged_by_its_scope_and_its_channel(redis_client: re
     limiter = Limits(limits).on(redis_client, tag="sms")
     wanted = ["ada", "ben", "ada", "cleo", "dora"]
     decisions = limiter.acquire_each(
-        [Request((each, "sms", "sms", "sms"), permit=f"{n}") for n, each in enumerate(wanted)]
+        [Request((key, "sms", "sms", "sms"), permit=f"{n}") for n, key in enumerate(wanted)]
     )
-    assert [each.allowed for each in decisions] == [True, True, False, True, False]
-    assert [each.refused_by for each in decisions if not each] == [
+    assert [decision.allowed for decision in decisions] == [True, True, False, True, False]
+    assert [decision.refused_by for decision in decisions if not decision] == [
         "scope (1/minute)", "channel (3/hour)",
     ]  # fmt: skip
     again = limiter.acquire_each([Request(("ada", "sms", "sms", "sms"), permit="0")])
@@ -60,7 +60,7 @@ def test_permits_go_back_to_the_limits_that_gave_them(
     assert full.allowed
     assert limiter.give_back("a", taken.permit) == 2
     answers = limiter.acquire_each([Request("a", limits=(2,)), Request("a", 5, limits=(0, 1))])
-    assert [each.allowed for each in answers] == [False, True]
+    assert [answer.allowed for answer in answers] == [False, True]
 
 
 @pytest.mark.parametrize("further", [[], [Request("a")]])
@@ -69,7 +69,7 @@ def test_the_first_of_a_group_may_name_no_limit(
 ) -> None:
     limiter = SlidingList(1, "minute").on(redis_client)
     decisions = limiter.acquire_each([Request("a", limits=()), *further])
-    assert [(each.allowed, each.limit) for each in decisions] == [(True, 0), (True, 1)][
+    assert [(decision.allowed, decision.limit) for decision in decisions] == [(True, 0), (True, 1)][
         : 1 + len(further)
     ]
 
@@ -83,9 +83,9 @@ def test_refused_requests_of_a_group_get_different_times_in_order(
         limiter.acquire("sms")
         moved.advance(100 * MS)
     decisions = limiter.acquire_each([Request("sms") for _ in range(23)])
-    waits = [each.retry_after // MS for each in decisions if not each.allowed]
+    waits = [decision.retry_after // MS for decision in decisions if not decision.allowed]
     assert waits == sorted(waits)
-    assert all(waits.count(each) <= 5 for each in waits), "no more at once than fit"
+    assert all(waits.count(wait) <= 5 for wait in waits), "no more at once than fit"
     begin = moved.now_us
     for number, wait in enumerate(waits):
         moved.set_us(begin + wait * 1_000)
@@ -99,7 +99,7 @@ def test_a_refusal_of_one_limit_keeps_no_place_in_another(moved: Clocked) -> Non
         [Request((key, "sms")) for key in ("ada", "ada", "ada", "ben", "cleo")]
     )
     hour, second = 3_600_000, 1_000
-    waits = [each.retry_after // MS for each in decisions]
+    waits = [decision.retry_after // MS for decision in decisions]
     assert waits[:3] == [0, hour, 2 * hour]
     assert waits[3] >= second
     assert waits[4] > waits[3]
@@ -110,7 +110,7 @@ def test_a_request_that_is_never_granted_makes_no_other_one_wait(moved: Clocked)
     limiter = Limits(limits).on(moved, tag="t")
     full = [Request((key, "sms")) for key in ("ada", "ben")]
     decisions = limiter.acquire_each([*full, Request(("cleo", "sms"), 2), Request(("dora", "sms"))])
-    assert [each.state for each in decisions[2:]] == [State.OVERSIZED, State.REFUSED]
+    assert [decision.state for decision in decisions[2:]] == [State.OVERSIZED, State.REFUSED]
     assert decisions[3].retry_after == SECOND
 
 
@@ -129,7 +129,7 @@ def test_a_large_group_is_asked_in_several_scripts(redis_client: redis.Redis) ->
         limiter.acquire_each([Request("a")])
         redis_client.config_resetstat()
         decisions = limiter.acquire_each(requests)
-        assert [each.granted for each in decisions] == [each.n for each in requests]
+        assert [decision.granted for decision in decisions] == [request.n for request in requests]
         assert redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] == scripts
 
 
@@ -165,10 +165,10 @@ def test_a_group_that_is_cut_is_decided_as_if_it_were_not(
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(limiter_module, "_MOST_IN_A_SCRIPT", work)
             answers.append(limiter.acquire_each(group))
-    whole, cut = ([(each.state, each.granted) for each in decisions] for decisions in answers)
+    whole, cut = ([(answer.state, answer.granted) for answer in decisions] for decisions in answers)
     assert whole == cut
-    if all(each.n <= 1 for each in group):
-        told, told_cut = ([each.refusals for each in decisions] for decisions in answers)
+    if all(request.n <= 1 for request in group):
+        told, told_cut = ([decision.refusals for decision in decisions] for decisions in answers)
         assert told == told_cut
 
 
@@ -186,7 +186,7 @@ def test_permits_freed_between_two_scripts_go_to_requests_refused_before(
 
     monkeypatch.setattr(limiter_module.Operations, "_acquire_part", later)
     decisions = limiter.acquire_each([Request("sms")] * 6)
-    assert [each.allowed for each in decisions] == [True, False, False, False, False, False]
+    assert [decision.allowed for decision in decisions] == [True, False, False, False, False, False]
 
 
 def test_a_group_of_several_keys_needs_a_tag(redis_client: redis.Redis) -> None:

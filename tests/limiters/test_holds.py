@@ -94,7 +94,7 @@ def test_a_block_that_needs_nothing_holds_nothing(
     for _ in range(2):
         with limiter.permit("provider", 0) as decision:
             assert decision.granted == 0
-            assert not [each for each in threading.enumerate() if "_keep_renewing" in each.name]
+            assert not any("_keep_renewing" in thread.name for thread in threading.enumerate())
         limiter.acquire("provider")
     assert caplog.records == []
 
@@ -118,7 +118,7 @@ def test_a_hold_that_has_ended_is_not_granted_again_for_nothing(moved: Clocked) 
     assert limiter.acquire("sms", permit="y").allowed, "its place is free"
     moved.advance(10 * SECOND)
     refused = limiter.acquire("sms", permit="x")
-    assert ([each.limit for each in refused.refusals], refused.retry_after) == (
+    assert ([refusal.limit for refusal in refused.refusals], refused.retry_after) == (
         ["1 at once"], 20 * SECOND,
     )  # fmt: skip
     limiter.end_holds("sms", "y")
@@ -283,8 +283,8 @@ def test_a_decorated_asynchronous_generator_holds_its_place_until_its_end(
             await anext(left)
             await left.aclose()
             assert free(redis_client) == 2
-            async for each in echo():
-                assert each == 1
+            async for number in echo():
+                assert number == 1
                 break
 
     asyncio.run(story())

@@ -172,7 +172,7 @@ def test_limits_are_values() -> None:
     ]  # fmt: skip
     assert pickle.loads(pickle.dumps(every)) == every  # noqa: S301 - our own bytes
     assert len({*every, *every}) == len(every)
-    assert len({each.label for each in every}) == len(every)
+    assert len({limit.label for limit in every}) == len(every)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_unit_is_the_length_that_it_stands_for(make: Callable[..., Algorithm])
 def test_both_limiters_have_the_same_methods() -> None:
     def methods(of: type) -> dict[str, list[tuple[str, object]]]:
         return {
-            name: [(each.name, each.default) for each in inspect.signature(f).parameters.values()]
+            name: [(word.name, word.default) for word in inspect.signature(f).parameters.values()]
             for name, f in vars(of).items()
             if not name.startswith("_")
         }

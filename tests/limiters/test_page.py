@@ -22,7 +22,7 @@ def test_the_code_of_the_page_runs(redis_server: RedisServer) -> None:
     for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
         exec(compile(code, PAGE.name, "exec", dont_inherit=True), names)  # noqa: S102 - our own page
     assert names["greet"]("ben") == "hello ben"
-    assert [each.allowed for each in names["decisions"]] == [True, True]
+    assert [name.allowed for name in names["decisions"]] == [True, True]
     letters, posted = deque(str(number) for number in range(1_001)), list[str]()
     names["post"] = posted.append
     assert names["send_some"](letters) is State.REACHED
@@ -31,10 +31,10 @@ def test_the_code_of_the_page_runs(redis_server: RedisServer) -> None:
 
 
 def test_every_limit_has_a_row_and_a_paragraph_by_the_clock() -> None:
-    classes = {each.__name__ for each in exported_limits()}
+    classes = {limit.__name__ for limit in exported_limits()}
     table = PAGE.read_text().split("## Choosing a limiter")[1].split("\n\n")[1]
     assert classes - set(re.findall(r"`(\w+)", table)) == set()
-    assert {type(each).__name__ for each in limits().values()} == classes
+    assert {type(limit).__name__ for limit in limits().values()} == classes
 
 
 def test_the_picture_is_the_one_that_the_script_draws(moved: Clocked) -> None:

@@ -35,7 +35,7 @@ def test_a_full_stretch_is_left_without_a_step_for_each_message_in_it(opened: Op
         found.append(real.book(NOON, latest=NOON + timedelta(hours=1)))
 
     assert calls_of(real.client, book, "zcount", "zrangebyscore") < 50
-    assert [each.send_at for each in found] == [NOON + timedelta(seconds=1_000)]
+    assert [booking.send_at for booking in found] == [NOON + timedelta(seconds=1_000)]
 
 
 def test_messages_of_a_campaign_do_not_search_the_same_stretch_again(opened: Opened) -> None:

@@ -100,8 +100,8 @@ class Caller:
         elif name == "submit" or not self.accepted:
             self.accepted.add(desk.submit(recipient=person, **wish).id)
         elif name == "many":
-            results = desk.submit_many([Draft(recipient=each, **wish) for each in PEOPLE])
-            self.accepted |= {each.id for each in results if isinstance(each, Message)}
+            results = desk.submit_many([Draft(recipient=person, **wish) for person in PEOPLE])
+            self.accepted |= {result.id for result in results if isinstance(result, Message)}
         elif name == "move":
             desk.reschedule(chance.choice(sorted(self.accepted)), send_in=later)
         else:
@@ -137,7 +137,7 @@ def test_callers_are_answered_while_hash_slots_move_to_a_new_node(
     house.reconciled()
     assert windows_of(house) == promised(house)
     assert house.dispatcher.verify_windows().equal
-    kept = {each.id: each.status for each in house.dispatcher.select()}
+    kept = {message.id: message.status for message in house.dispatcher.select()}
     assert caller.accepted <= kept.keys()
     assert {kept[one] for one in caller.cancelled} <= {Status.CANCELLED}
     assert {kept[one] for one in caller.accepted - caller.cancelled} == {Status.SCHEDULED}
@@ -154,14 +154,14 @@ def test_a_part_whose_hash_slot_is_moving_does_not_keep_others_closed(
     scopes = {"tenant": "acme"}
     message = house.submit("ada", scopes=scopes, send_in=HOUR)
     moving = house.keys("@tenant:acme").epoch
-    epochs = [each.epoch for each in house.parts.fence.parts]
+    epochs = [part.epoch for part in house.parts.fence.parts]
     old = cluster.master_of(slot_of(moving))
     with cluster.moving(slot_of(moving), new):
-        for each in epochs:
-            old.command("DEL", each)
+        for epoch in epochs:
+            old.command("DEL", epoch)
         sweep(house)
-        others = [each for each in epochs if each != moving]
-        assert all(old.command("EXISTS", each) for each in others)
+        others = [epoch for epoch in epochs if epoch != moving]
+        assert all(old.command("EXISTS", other) for other in others)
     wait_until(lambda: serves(house))
     assert house.dispatcher.verify_windows().equal
     assert house.again(message).status is Status.SCHEDULED

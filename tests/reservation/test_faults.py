@@ -97,7 +97,9 @@ class Act:
 
     def stands(self, *kept: BookingRequest) -> bool:
         """Whether every window has exactly these."""
-        return self.places() == [{each.member: each.asked_ms for each in kept}] * len(self.places())
+        return self.places() == [{request.member: request.asked_ms for request in kept}] * len(
+            self.places()
+        )
 
     def state(self) -> tuple[Any, ...]:
         return self.places(), self.real.unconfirmed(), self.real.client.keys("*:duplicates:*")

@@ -36,7 +36,9 @@ def house(build: Build) -> House:
 
 def finding(house: House) -> Finding:
     with doctor_for(house.settings, clock=house.clock) as doctor:
-        return next(each for each in doctor.examine().findings if each.check == "redis.foreign")
+        return next(
+            finding for finding in doctor.examine().findings if finding.check == "redis.foreign"
+        )
 
 
 def key_of(house: House, place: str) -> str:
@@ -85,7 +87,7 @@ def test_a_verification_names_the_window(house: House, what: str) -> None:
     else:
         house.redis.zadd(key, {"x": 1.0})
     differences = house.dispatcher.verify_windows().differences
-    assert {(each.fault, each.scope) for each in differences} == {(Fault.FOREIGN, "olga")}
+    assert {(entry.fault, entry.scope) for entry in differences} == {(Fault.FOREIGN, "olga")}
     house.dispatcher.rebuild_windows()
     assert house.dispatcher.verify_windows().equal
 

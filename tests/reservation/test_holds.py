@@ -139,7 +139,7 @@ def lose_while_judging(
         found = judge(*asked)
         window = real.keys(scope.home).window(scope.name, scope.kind).encode()
         waiting = real.upkeep.unconfirmed(older_than=timedelta(0), limit=100)
-        holds = [each for each in waiting if each.window == window and len(each.member) > 16]
+        holds = [entry for entry in waiting if entry.window == window and len(entry.member) > 16]
         assert len(holds) == 1
         real.upkeep.confirm(holds, {})
         happens()

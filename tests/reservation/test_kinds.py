@@ -89,10 +89,11 @@ def stands_at(real: Reserving, booking: Booking, at: datetime) -> bool:
     """Whether all windows of a booking have it, at that time and as pending."""
     member = booking.message_id.bytes
     windows = {
-        (member, real.keys(each.home).window(each.name, each.kind)) for each in booking.terms.scopes
+        (member, real.keys(scope.home).window(scope.name, scope.kind))
+        for scope in booking.terms.scopes
     }
-    placed = [real.places(each).get(member) for each in booking.terms.scopes]
-    mine = {each for each in real.unconfirmed() if each[0] == member}
+    placed = [real.places(scope).get(member) for scope in booking.terms.scopes]
+    mine = {entry for entry in real.unconfirmed() if entry[0] == member}
     return placed == [ms(at)] * len(placed) and mine == windows
 
 
@@ -124,7 +125,7 @@ def test_a_scope_and_its_scope_on_a_channel_are_judged_in_one_call(opened: Opene
 
 
 def test_scopes_of_several_shards_take_one_call_for_each_shard(real: Reserving) -> None:
-    assert len({shard_of(each.home, SHARDS) for each in terms(tenant=ACME).scopes}) == 3
+    assert len({shard_of(scope.home, SHARDS) for scope in terms(tenant=ACME).scopes}) == 3
     bookings: list[Booking] = []
     assert calls_of(real.client, lambda: bookings.append(book(real, tenant=ACME))) == 3
     assert stands_at(real, bookings[0], NOON)
@@ -169,7 +170,7 @@ def test_a_member_that_one_window_lost_is_booked_again_at_the_time_of_the_others
     )
     assert again.send_at == NOON
     assert stands_at(real, booking, NOON)
-    pending = {real.keys(each.home).pending.encode() for each in booking.terms.scopes}
+    pending = {real.keys(scope.home).pending.encode() for scope in booking.terms.scopes}
     after = real.dump()
     assert {key: after[key] for key in after if key not in pending} == {
         key: before[key] for key in before if key not in pending
@@ -186,7 +187,7 @@ def test_a_lost_member_whose_place_another_has_is_refused(real: Reserving, lost:
         reserve(real.windows, booking.message_id, terms=booking.terms, send_at=NOON)
     assert refused.value.scope == str(lost)
     assert set(refused.value.conflicting) == set(others)
-    assert set(real.places(lost)) == {each.bytes for each in others}
+    assert set(real.places(lost)) == {other.bytes for other in others}
 
 
 def lose(real: Reserving, booking: Booking, scopes: Sequence[Scope]) -> None:
@@ -303,7 +304,7 @@ def test_each_of_many_moves_searches_as_if_its_own_time_were_free(
     [refused] = real.windows.move_many([BookingRequest(ids[15], of, asked, asked)])
     assert isinstance(refused, QuotaExceeded)
     assert refused.next_slot == NOON + 15 * MINUTE
-    moves = [BookingRequest(each, of, asked, until) for each in (ids[0], ids[15], ids[-1])]
+    moves = [BookingRequest(moved, of, asked, until) for moved in (ids[0], ids[15], ids[-1])]
     slots = real.windows.move_many(moves)
     assert [slot.at_ms for slot in slots if isinstance(slot, Slot)] == [
         ms(NOON + n * MINUTE) for n in (30, 15, 29)

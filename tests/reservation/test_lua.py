@@ -54,7 +54,7 @@ SCRIPTS = [name for name in NAMES if name not in {*SHARED, *PARTS}]
 
 
 def test_each_part_of_the_scripts_of_limiters_is_the_kind_of_an_exported_class() -> None:
-    assert sorted(f"limiters/{each.kind}" for each in exported_limits()) == PARTS
+    assert sorted(f"limiters/{limit.kind}" for limit in exported_limits()) == PARTS
 
 
 @pytest.mark.parametrize("name", COMPOSED)

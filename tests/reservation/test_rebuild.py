@@ -219,7 +219,7 @@ def submitted(house: House, many: int, *, first: int = 0) -> list[Message]:
         for n in range(first, first + many)
     ]
     results = house.dispatcher.submit_many(drafts)
-    found = [each for each in results if isinstance(each, Message)]
+    found = [result for result in results if isinstance(result, Message)]
     assert len(found) == many, results[:1]
     return found
 

@@ -40,8 +40,8 @@ def test_each_rule_counts_what_it_refuses_and_how_far_the_next_slot_is(build: Bu
         house.submit("dan", send_at=FAR, quiet_hours="11:00-13:00")
 
     found = house.dispatcher.refusals()
-    by_rule = {(each.kind, each.quota): each for each in found.rules}
-    assert {rule: each.refused for rule, each in by_rule.items()} == {
+    by_rule = {(rule.kind, rule.quota): rule for rule in found.rules}
+    assert {rule: count.refused for rule, count in by_rule.items()} == {
         ("", "2/hour"): 20, ("tenant", "1/minute"): 1, ("", None): 1,
     }  # fmt: skip
     hour = by_rule["", "2/hour"]
@@ -49,7 +49,7 @@ def test_each_rule_counts_what_it_refuses_and_how_far_the_next_slot_is(build: Bu
     assert MINUTE <= by_rule["tenant", "1/minute"].wait_p50 <= 1.1 * MINUTE
     assert 2 * HOUR <= by_rule["", None].wait_p95 <= 2.2 * HOUR
 
-    assert [each.quota for each in found.last[:3]] == [None, "1/minute", "2/hour"]
+    assert [refusal.quota for refusal in found.last[:3]] == [None, "1/minute", "2/hour"]
     last = found.last[-1]
     digest = digest_with(KEY)
     assert digest is not None
@@ -57,7 +57,7 @@ def test_each_rule_counts_what_it_refuses_and_how_far_the_next_slot_is(build: Bu
         digest("ada"), refused[0].send_at, refused[0].next_slot,
     )  # fmt: skip
     only = house.dispatcher.refusals(quota="1 per minute", last=0)
-    assert [(each.kind, each.refused) for each in only.rules] == [("tenant", 1)]
+    assert [(rule.kind, rule.refused) for rule in only.rules] == [("tenant", 1)]
     assert only.last == ()
 
 
@@ -76,7 +76,7 @@ def test_a_plan_refuses_nobody(build: Build) -> None:
     drafts = [draft(send_at=FAR + number * SECOND) for number in (0, 1, 2, 30, 61)]
     house.dispatcher.plan(drafts)
     results = house.dispatcher.submit_many(drafts)
-    assert [isinstance(each, Rejection) for each in results] == [False, False, True, True, False]
+    assert [isinstance(entry, Rejection) for entry in results] == [False, False, True, True, False]
     assert house.dispatcher.refusals().rules[0].refused == 2
 
 
@@ -95,8 +95,8 @@ def test_kept_refusals_are_bounded_and_expire(
     assert house.redis.llen(keys.last_refusals) == 3
     names = [*house.redis.scan_iter(match="*@refusals}:*")]
     assert len(names) == 2
-    assert all(timedelta(days=7) < timedelta(milliseconds=house.redis.pttl(each))
-               <= timedelta(days=8) for each in names)  # fmt: skip
+    assert all(timedelta(days=7) < timedelta(milliseconds=house.redis.pttl(name))
+               <= timedelta(days=8) for name in names)  # fmt: skip
     assert house.dispatcher.refusals(last=1).rules[0].refused == 5
 
 
@@ -131,7 +131,7 @@ def test_a_note_that_stalls_delays_no_message(
     monkeypatch.setattr(house.parts.refusals, "note", stall)
     drafts = [draft(recipient, send_at=FAR) for recipient in ("ada", "ada", "eve")]
     results = house.dispatcher.submit_many(drafts)
-    assert [isinstance(each, Rejection) for each in results] == [False, True, False]
+    assert [isinstance(entry, Rejection) for entry in results] == [False, True, False]
     assert found == [(1, 2)]
     assert house.dispatcher.refusals().rules[0].refused == 1
 
@@ -142,12 +142,12 @@ def test_an_accepted_submit_sends_nothing_more(house: House) -> None:
     house.submit(send_at=FAR + HOUR)
     sent = _commands(house.redis) - before
     assert (sent["evalsha"], sent["zcount"] > 0) == (1, True)
-    assert not [each for each in sent if each.startswith(("h", "l", "zrev", "zrange"))]
+    assert not [command for command in sent if command.startswith(("h", "l", "zrev", "zrange"))]
 
 
 def _commands(client: redis.Redis) -> Any:
     stats = cast("dict[str, dict[str, int]]", client.info("commandstats"))
-    return Counter({name.removeprefix("cmdstat_"): each["calls"] for name, each in stats.items()})
+    return Counter({name.removeprefix("cmdstat_"): stat["calls"] for name, stat in stats.items()})
 
 
 @pytest.mark.parametrize(

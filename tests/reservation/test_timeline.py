@@ -59,11 +59,11 @@ def sampled(found: Timeline, *, many: int, seed: int) -> set[datetime]:
     instants = {found.start + timedelta(milliseconds=roll.randrange(length)) for _ in range(many)}
     spans = [
         *found.quiet,
-        *(span for each in found.windows for quota in each.quotas for span in quota.blocked),
+        *(span for window in found.windows for quota in window.quotas for span in quota.blocked),
     ]
     for edge in (edge for span in spans for edge in span):
         instants |= {edge + timedelta(milliseconds=shift) for shift in (-1, 0, 1)}
-    return {each for each in instants if found.start <= each < found.end}
+    return {instant for instant in instants if found.start <= instant < found.end}
 
 
 def refused(house: House, terms: Terms, instant: datetime) -> bool:
@@ -98,9 +98,9 @@ def test_an_instant_is_blocked_exactly_when_reserve_refuses_it(
     found = house.dispatcher.timeline("ada", channel=channel, zone=BERLIN, start=start)
     assert found.complete
     instants = sampled(found, many=50, seed=3)
-    answers = {each: refused(house, terms, each) for each in instants}
+    answers = {instant: refused(house, terms, instant) for instant in instants}
     assert {True, False} <= set(answers.values())
-    assert {each: found.refuses(each) for each in instants} == answers
+    assert {instant: found.refuses(instant) for instant in instants} == answers
 
 
 @pytest.mark.parametrize("shape", ["rolling", "calendar"])
@@ -120,7 +120,7 @@ def test_fills_are_what_counting_gives(build: Build, shape: str) -> None:
                 continue
             ends = [start, *(time for time in times if start <= time < end)]
             assert fill.booked == max(
-                sum(each - length_ms < time <= each for time in times) for each in ends
+                sum(end - length_ms < time <= end for time in times) for end in ends
             )
         if length_ms is not None:
             assert [fill[:2] for fill in quota.fills] == list(found.steps)
@@ -133,11 +133,11 @@ def test_the_timeline_lists_bookings_in_order_within_its_stretch(house: House) -
     after = house.submit(send_at=FAR + 5 * HOUR)
     found = house.dispatcher.timeline("ada", start=FAR + 2 * HOUR, length=3 * HOUR)
     [window] = found.windows
-    assert [(each.message_id, each.at) for each in window.booked] == [
-        (each.id, each.send_at) for each in (inside[1], inside[2], inside[0])
+    assert [(booking.message_id, booking.at) for booking in window.booked] == [
+        (message.id, message.send_at) for message in (inside[1], inside[2], inside[0])
     ]
-    assert not {before.id, after.id} & {each.message_id for each in window.booked}
-    assert not any(each.held for each in window.booked)
+    assert not {before.id, after.id} & {booking.message_id for booking in window.booked}
+    assert not any(booking.held for booking in window.booked)
 
 
 def test_a_place_that_is_held_counts_and_says_so(house: House) -> None:
@@ -145,7 +145,7 @@ def test_a_place_that_is_held_counts_and_says_so(house: House) -> None:
     terms = Terms.own("ada")
     move(house.parts.windows, message.id, terms=terms, send_at=FAR + 2 * HOUR)
     [window] = house.dispatcher.timeline("ada").windows
-    assert [(each.message_id, each.held) for each in window.booked] == [
+    assert [(booking.message_id, booking.held) for booking in window.booked] == [
         (message.id, True),
         (message.id, True),
     ]
@@ -173,11 +173,11 @@ def test_a_further_kind_is_looked_at_alone(build: Build) -> None:
     for n in range(2):
         house.submit(f"name {n}", send_at=FAR + HOUR, scopes={"tenant": "acme"})
     tenant = house.dispatcher.timeline("acme", kind="tenant")
-    assert [each.scope for each in tenant.windows] == ["tenant:acme"]
+    assert [window.scope for window in tenant.windows] == ["tenant:acme"]
     assert tenant.refuses(FAR + HOUR)
     person = house.dispatcher.timeline("ben", scopes={"tenant": "acme"})
-    assert [each.scope for each in person.windows] == ["ben", "tenant:acme"]
-    assert [len(each.booked) for each in person.windows] == [0, 2]
+    assert [window.scope for window in person.windows] == ["ben", "tenant:acme"]
+    assert [len(window.booked) for window in person.windows] == [0, 2]
     assert person.refuses(FAR + HOUR)
     assert not house.dispatcher.timeline("ben").refuses(FAR + HOUR)
 
@@ -213,10 +213,10 @@ def test_many_at_one_instant_are_read_once_each_over_all_pages(
     keys = house.keys("ada")
     times = [to_ms(FAR) + (0 if n < 35 else n // 2) for n in range(70)]
     placed = {new_id(): at_ms for at_ms in times}
-    house.redis.zadd(keys.window("ada"), {each.bytes: at for each, at in placed.items()})
+    house.redis.zadd(keys.window("ada"), {id_.bytes: at for id_, at in placed.items()})
     forward = house.dispatcher.timeline("ada", start=FAR, length=DAY)
     [window] = forward.windows
-    assert {each.message_id: to_ms(each.at) for each in window.booked} == placed
+    assert {booking.message_id: to_ms(booking.at) for booking in window.booked} == placed
     assert len(window.booked) == 70
     backward = house.dispatcher.timeline("ada", start=FAR + HOUR, length=DAY)
     assert backward.windows[0].quotas[0].fills[0].booked == 70
@@ -278,5 +278,5 @@ def test_steps_go_by_the_local_clock(
     assert (steps[0].begins_at, steps[-1].ends_at) == (start, start + length)
     assert all(one.ends_at == two.begins_at for one, two in pairwise(steps))
     assert 24 <= len(steps) <= 55
-    for each in steps[1:]:
-        assert round_time(each.begins_at.astimezone(ZoneInfo(zone))), each
+    for step in steps[1:]:
+        assert round_time(step.begins_at.astimezone(ZoneInfo(zone))), step

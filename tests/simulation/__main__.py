@@ -26,8 +26,8 @@ def main() -> int:
             print(line)  # noqa: T201 - a command
         broken = judge(world)
         print(f"seed {given.seed}, story {world.digest()}: {len(broken)} promises broken")  # noqa: T201
-        for each in broken:
-            print(f"  {each}")  # noqa: T201
+        for problem in broken:
+            print(f"  {problem}")  # noqa: T201
         return bool(broken)
     started = time.process_time()
     found = search(faults=given.faults, first=given.first, stop_at_first=False)

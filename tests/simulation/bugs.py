@@ -107,7 +107,7 @@ def _never_again(real: Any) -> Any:
 def _only_marked(_: Any) -> Any:
     def release(self: Any, limit: int) -> int:
         rows = self.store.unreleased(limit=limit)
-        self.store.mark_released([each.message_id for each in rows])
+        self.store.mark_released([row.message_id for row in rows])
         return len(rows)
 
     return release
@@ -134,16 +134,15 @@ def _first_legs(_: Any) -> Any:
 
 
 def _suppressed_too(real: Any) -> Any:
-    def claimable(tables: Any, condition: Any) -> Any:
-        kept = [part for part in condition.clauses if "suppress" not in str(part)]
-        return real(tables, and_(*kept))
+    def claimable(tables: Any, where: Any) -> Any:
+        return real(tables, and_(*(part for part in where.clauses if "suppress" not in str(part))))
 
     return claimable
 
 
 def _tried_too(real: Any) -> Any:
     def overdue(*given: Any) -> Any:
-        return and_(*(each for each in real(*given).clauses if "attempt_count" not in str(each)))
+        return and_(*(part for part in real(*given).clauses if "attempt_count" not in str(part)))
 
     return overdue
 

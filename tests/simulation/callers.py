@@ -98,7 +98,7 @@ class Caller:
         finally:
             if way == "all or none":
                 self._perhaps_late(every, begun)  # also where the process dies
-            answered = {each.id for each in results if isinstance(each, Message)}
+            answered = {result.id for result in results if isinstance(result, Message)}
             self._unanswered(set(every[0].ids) - answered, begun)
         for asked in every:
             asked.told = otherwise
@@ -167,7 +167,7 @@ class Caller:
         return told
 
     def _all_or_none(self, every: Sequence[Asked], results: Sequence[Message | Rejection]) -> None:
-        some = [each.id for each in results if isinstance(each, Message)]
+        some = [result.id for result in results if isinstance(result, Message)]
         if len(some) < len(results) and not set(some).isdisjoint(every[0].ids):
             self._world.facts.wrong.append(f"{some[0]} was accepted of a batch that was not")
 
@@ -175,8 +175,8 @@ class Caller:
         ids: list[UUID] = []
         number = self._world.server.number
         every = [
-            Asked(each.idempotency_key, cast("Any", each.body)["text"], ids, server=number)
-            for each in drafts
+            Asked(draft.idempotency_key, cast("Any", draft.body)["text"], ids, server=number)
+            for draft in drafts
         ]
         self._world.facts.asked += every
         self._world.scheduler.running().seed = every[0]
@@ -202,9 +202,9 @@ class Caller:
         longest = self._world.settings.settle.total_seconds() + LOOKING_SECONDS
         if self._process.monotonic() - begun > longest:
             self._world.facts.committed_late.update(
-                each.id
-                for draft, each in zip(drafts, results, strict=False)
-                if isinstance(each, Message) and draft.idempotency_key is not None
+                result.id
+                for draft, result in zip(drafts, results, strict=False)
+                if isinstance(result, Message) and draft.idempotency_key is not None
             )
 
     def _accepted(self, asked: Asked, message: Message) -> None:

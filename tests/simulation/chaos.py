@@ -37,7 +37,7 @@ class Chaos:
     def _disasters(self) -> list[Disaster]:
         server, scheduler = self._world.server, self._world.scheduler
         names = ("chaos", "supervisor")
-        one = self._rng.choice([each for each in self._world.everybody if each.name not in names])
+        one = self._rng.choice([who for who in self._world.everybody if who.name not in names])
         return [
             ("redis is emptied", server.flush),
             ("redis fails over to older data", lambda: server.fail_over(self._world.fence)),

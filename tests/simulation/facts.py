@@ -122,7 +122,7 @@ class WatchedClaims(Claims):
     def record(
         self, successes: Sequence[Success], failures: Sequence[Failure], *, enqueue_in: timedelta
     ) -> set[UUID]:
-        others = self._of_others(each.claim for each in failures)
+        others = self._of_others(failure.claim for failure in failures)
         expired = super().record(successes, failures, enqueue_in=enqueue_in)
         self._look_again(others)
         return expired
@@ -143,10 +143,10 @@ class WatchedClaims(Claims):
         ]  # fmt: skip
 
     def _look_again(self, message_ids: Iterable[UUID]) -> None:
-        for each in message_ids:
-            row = self._world.store.row(each)
+        for id_ in message_ids:
+            row = self._world.store.row(id_)
             if row is None or row.status is not Status.SENDING:
-                self._world.facts.wrong.append(f"the claim of {each} was ended by an older one")
+                self._world.facts.wrong.append(f"the claim of {id_} was ended by an older one")
 
 
 class WatchedMaintenance(StoreMaintenance):

@@ -24,7 +24,7 @@ def judge(world: World) -> list[str]:
     return [
         *(f"a thread ended with {error!r}" for error in world.scheduler.failures),
         *world.facts.wrong,
-        *(each.text for each in judged(_history(world))),
+        *(violation.text for violation in judged(_history(world))),
         *_expired(world),
         *_leftovers(world),
         *_permits(world),
@@ -63,7 +63,7 @@ def _history(world: World) -> lines.Lines:
         if _is_overdue(row):
             more["expires_at_ms"] = to_ms(row.next_attempt_at)
         yield lines.of_row(row, world.settings.quotas_of, **more)
-        yield from (lines.of_attempt(row.id, each) for each in tries)
+        yield from (lines.of_attempt(row.id, attempt) for attempt in tries)
     for place in lines.places(world.server.client, world.settings.namespace):
         pruned = facts.pruned.get(UUID(place["id"].partition("~")[0]))
         if pruned is None or pruned.row.status in (Status.CANCELLED, Status.EXPIRED):

@@ -55,7 +55,7 @@ class Row:
     @classmethod
     def of(cls, values: Sequence[Any]) -> Row:
         id_, status, channel, recipient, scope, scopes, *rest = values
-        instants: list[Any] = [each and _instant(each) for each in rest[:6]]
+        instants: list[Any] = [value and _instant(value) for value in rest[:6]]
         scopes = json.loads(scopes) if scopes else None
         return cls(
             UUID(id_), Status(status), channel, recipient, scope, scopes, *instants, *rest[6:]
@@ -128,7 +128,7 @@ class Store:
         return now.replace(microsecond=now.microsecond // 1_000 * 1_000)
 
     def rows(self) -> list[Row]:
-        return [Row.of(each) for each in self.values()]
+        return [Row.of(row) for row in self.values()]
 
     def row(self, message_id: UUID) -> Row | None:
         rows = self._read(f"{_ROWS} AND id = ?", message_id.hex)

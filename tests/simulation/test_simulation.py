@@ -32,11 +32,11 @@ def test_the_stories_reach_what_they_are_to_break() -> None:
     worlds = [played(seed) for seed in range(2, 5)]
 
     rows = [row for world in worlds for row in world.store.rows()]
-    rows += [each.row for world in worlds for each in world.facts.pruned.values()]
+    rows += [pruned.row for world in worlds for pruned in world.facts.pruned.values()]
     assert {"sent", "failed", "cancelled", "expired", "held"} <= {row.status for row in rows}
     assert sum(len(accepted(world)) for world in worlds) > 50
     assert {str(fault) for fault in Fault} <= {
-        each for world in worlds for each in world.weather.counts
+        count for world in worlds for count in world.weather.counts
     }
     assert any(row.scopes for row in rows)
     assert any(world.facts.pruned for world in worlds)

@@ -161,10 +161,10 @@ class MemorySendLogs:
         return self._logs[-1]
 
     def consume(self, act: Callable[[LeftLog], object], *, limit: int) -> bool:
-        self._logs[:] = [each for each in self._logs if each.is_left or not each.is_over]
-        left = [each for each in self._logs if each.is_left]
-        for each in left[:limit]:
-            act(LeftLog(each.mark, tuple(id_ for id_ in each.claimed if id_ not in each.begun)))
-            if each in self._logs:
-                self._logs.remove(each)
+        self._logs[:] = [log for log in self._logs if log.is_left or not log.is_over]
+        left = [log for log in self._logs if log.is_left]
+        for log in left[:limit]:
+            act(LeftLog(log.mark, tuple(id_ for id_ in log.claimed if id_ not in log.begun)))
+            if log in self._logs:
+                self._logs.remove(log)
         return len(left) <= limit

@@ -158,7 +158,7 @@ class World:
         row = self.store.row(message.id)
         ends_at = None if row is None else row.claim_expires_at
         if row is not None and row.status is Status.SENT:
-            tries = {each.token: each.outcome for each in self.store.tries(message.id)}
+            tries = {attempt.token: attempt.outcome for attempt in self.store.tries(message.id)}
             if tries.get(row.claim_token) is Outcome.UNKNOWN:
                 return  # an earlier try was told to be sent after this one was claimed
         if row is None or ends_at is None or ends_at <= self.store.now():

@@ -134,7 +134,7 @@ def _settled(stage: Stage) -> list[dict[str, Any]]:
     deadline = time.monotonic() + _SETTLE_SECONDS
     while True:
         lines = [stage.terms(), *stage.rows(), *stage.places()]
-        wrong = [each for each in judge(lines) if each.invariant.startswith("I9")]
+        wrong = [violation for violation in judge(lines) if violation.invariant.startswith("I9")]
         if not wrong or time.monotonic() > deadline:
             return lines
         threading.Event().wait(0.5)
@@ -143,8 +143,8 @@ def _settled(stage: Stage) -> list[dict[str, Any]]:
 def _result(lines: Sequence[dict[str, Any]], violations: Sequence[Violation]) -> dict[str, Any]:
     history = History.of(lines)
     statuses = Counter(row["status"] for row in history.rows.values())
-    outcomes = Counter(each["outcome"] for some in history.attempts.values() for each in some)
-    accepts = Counter(each.id for each in history.sends if each.accepted)
+    outcomes = Counter(attempt["outcome"] for some in history.attempts.values() for attempt in some)
+    accepts = Counter(send.id for send in history.sends if send.accepted)
     recovered = sorted(milliseconds for _, milliseconds in recoveries(history))
     answers = Counter((call.op, call.answer) for call in history.calls)
     return {
@@ -158,7 +158,7 @@ def _result(lines: Sequence[dict[str, Any]], violations: Sequence[Violation]) ->
         "stored": len(history.rows),
         **{status: statuses[status] for status in sorted(ENDED)},
         "sends": len(history.sends),
-        "sends_frozen": sum(is_frozen(each, history) for each in history.sends),
+        "sends_frozen": sum(is_frozen(send, history) for send in history.sends),
         "attempts_unknown": outcomes["unknown"],
         "messages_twice": sum(many > 1 for many in accepts.values()),
         "recovery_p50_ms": round(median(recovered)) if recovered else None,
@@ -167,7 +167,7 @@ def _result(lines: Sequence[dict[str, Any]], violations: Sequence[Violation]) ->
             max((call.until - call.at for call in history.calls if call.told), default=0) / 1_000
         ),
         "violations": len(violations),
-        "violations_by_invariant": dict(Counter(each.invariant for each in violations)),
+        "violations_by_invariant": dict(Counter(violation.invariant for violation in violations)),
     }  # fmt: skip
 
 

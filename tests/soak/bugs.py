@@ -70,7 +70,7 @@ def _hunts(seed: int, seconds: float) -> Iterator[tuple[str, str, Callable[[], C
 
 
 def _named(seams: Seams) -> str:
-    return ", ".join(f"`{each.removeprefix('tests.')}`" for each in seams)
+    return ", ".join(f"`{seam.removeprefix('tests.')}`" for seam in seams)
 
 
 def main() -> int:

@@ -67,7 +67,7 @@ class Caller:
             (self._update, 6), (self._repeat, 5), (self._conflict, 3), (self._look, 4),
         ]  # fmt: skip
         while not stopped.wait(self._chance.uniform(0.005, 0.06)):
-            (act,) = self._chance.choices([each for each, _ in acts], [share for _, share in acts])
+            (act,) = self._chance.choices([act for act, _ in acts], [share for _, share in acts])
             act()
 
     def _submit(self) -> None:
@@ -108,8 +108,8 @@ class Caller:
 
     def _submit_many(self) -> None:
         several = [self._fields(keyed=True) for _ in range(self._chance.randint(2, 8))]
-        numbers = [self._call("submit", fields=each, **_asked(each)) for each in several]
-        drafts = [Draft(**each) for each in several]
+        numbers = [self._call("submit", fields=fields, **_asked(fields)) for fields in several]
+        drafts = [Draft(**fields) for fields in several]
         atomic = self._chance.random() < 0.2
         try:
             results = self._dispatcher.submit_many(drafts, atomic=atomic)

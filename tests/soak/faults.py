@@ -392,7 +392,7 @@ FAULTS_OF_CLUSTERS = (
 
 def in_cluster() -> list[Fault]:
     gone = {"windows", *_WINDOWS}
-    left = [(fault, [each for each in fault.targets if each not in gone]) for fault in FAULTS]
+    left = [(fault, [target for target in fault.targets if target not in gone]) for fault in FAULTS]
     found = [
         replace(fault, targets=targets, share=fault.share * len(targets) / len(fault.targets))
         for fault, targets in left

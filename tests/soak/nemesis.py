@@ -87,8 +87,8 @@ class Nemesis:
             for strike in strikes:
                 self._leaving.wait(max(0.0, start + strike.at - time.monotonic()))
                 running.append(hands.submit(self._strike, strike))
-        for each in running:
-            each.result()
+        for future in running:
+            future.result()
 
     def _strike(self, strike: Strike) -> None:
         lock = self._busy[strike.target]

@@ -119,7 +119,7 @@ class MailReceiver(ScriptedServer):
         mail = email.message_from_bytes(content, policy=_MAIL)
         recipient, text = str(mail["To"]), str(mail.get_content()).strip()
         body = {"subject": str(mail["Subject"]), "text": text}
-        attempt, pid = (int(each) for each in str(mail[ATTEMPT]).split())
+        attempt, pid = (int(number) for number in str(mail[ATTEMPT]).split())
         id_ = str(mail["Message-ID"]).strip("<>").partition("@")[0]
         fate = self._book.decide(
             EMAIL, id=id_, attempt=attempt, pid=pid, tag=tag_of(body),

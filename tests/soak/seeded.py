@@ -93,7 +93,7 @@ def commands(lua: str, *scripts: str) -> Wrong:
 def _claimed_early(real: Any) -> Any:
     def claim(self: Any, message_ids: Any, **given: Any) -> Any:
         claims = real(self, message_ids, **given | {"ahead": timedelta(days=1)})
-        return [replace(each, due_in=0.0) for each in claims]
+        return [replace(claim, due_in=0.0) for claim in claims]
 
     return claim
 

@@ -289,7 +289,7 @@ def test_calls_of_other_transactions_that_wait_for_its_lock_leave_a_thread_to_a_
             await asyncio.to_thread(wait_until, lambda: waiting(house.database) == others)
             await asyncio.wait_for(remind(house, caller, "ben"), DEADLINE)
             await caller.commit()
-            assert {each.id for each in await asyncio.gather(*every)} == {first.id}
+            assert {message.id for message in await asyncio.gather(*every)} == {first.id}
 
     asyncio.run(story())
     assert len(house.rows()) == len(house.all_members()) == 2

@@ -51,10 +51,10 @@ def test_a_cancelled_asubmit_goes_on_or_never_began(build: Build, own_redis: Red
         with frozen(own_redis.pid):
             tasks = [asyncio.create_task(house.dispatcher.asubmit(**asked(name))) for name in names]
             await asyncio.to_thread(wait_until, partial(waiting, house))
-            for each in tasks:
-                each.cancel()
+            for task in tasks:
+                task.cancel()
             ended = await asyncio.gather(*tasks, return_exceptions=True)
-        assert all(isinstance(each, asyncio.CancelledError) for each in ended)
+        assert all(isinstance(answer, asyncio.CancelledError) for answer in ended)
         await house.dispatcher.aclose()
 
     asyncio.run(story())
@@ -105,10 +105,10 @@ def test_every_awaited_call_answers_and_refuses_like_the_one_it_is_named_for(hou
         accepted, rejected = await ours.asubmit_many(drafts())
         assert isinstance(accepted, Message)
         assert isinstance(rejected, Rejection)
-        everything = [each.id async for each in ours.aselect(oldest_first=True)]
+        everything = [message.id async for message in ours.aselect(oldest_first=True)]
         assert everything == [first.id, accepted.id]
         await ours.asuppress("cyd")
-        assert [each.recipient async for each in ours.asuppressed()] == ["cyd"]
+        assert [suppression.recipient async for suppression in ours.asuppressed()] == ["cyd"]
         with pytest.raises(InvalidDraft):
             await anext(ours.aselect(channel=""))
 
@@ -189,8 +189,8 @@ def test_a_call_sees_the_context_of_its_caller() -> None:
 
     async def story() -> list[str]:
         heard = []
-        for each in ("ada", "ben"):
-            name.set(each)
+        for caller in ("ada", "ben"):
+            name.set(caller)
             heard.append(await ask(dispatcher))
         await dispatcher.aclose()
         return heard

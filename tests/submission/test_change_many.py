@@ -33,7 +33,7 @@ LATER = FAR + HOUR
 
 
 def kinds(answers: list[Message | DispatcherError]) -> list[Any]:
-    return [each.send_at if isinstance(each, Message) else type(each) for each in answers]
+    return [answer.send_at if isinstance(answer, Message) else type(answer) for answer in answers]
 
 
 @pytest.mark.every_database
@@ -43,7 +43,7 @@ def test_each_is_answered_in_order_and_gives_its_old_place_back(house: House) ->
     house.change([messages[2]], status="sent", finished_at=house.database_time())
     other = house.submit("r3", send_at=LATER + HOUR)
     nobody = new_id()
-    ids = [*(each.id for each in messages), nobody, messages[0].id]
+    ids = [*(message.id for message in messages), nobody, messages[0].id]
     answers = house.dispatcher.reschedule_many(ids, send_at=LATER + HOUR)
     at = LATER + HOUR
     assert kinds(answers) == [at, TooLate, TooLate, QuotaExceeded, at, MessageNotFound, at]
@@ -62,8 +62,9 @@ def test_later_is_later_than_promised_and_moves_zone_and_expiry_as_asked(house: 
     messages = [house.submit(f"r{n}", send_at=LATER + n * MINUTE, zone="Europe/London",
                              expire_after=HOUR) for n in range(3)]  # fmt: skip
     house.submit("far", send_at=LATER)
+    ids = [message.id for message in messages]
     answers = house.dispatcher.reschedule_many(
-        [each.id for each in messages], later=2 * HOUR, set_zone="Asia/Tokyo", expire_after=MINUTE
+        ids, later=2 * HOUR, set_zone="Asia/Tokyo", expire_after=MINUTE
     )
     for before, answer in zip(messages, answers, strict=True):
         assert isinstance(answer, Message)
@@ -87,7 +88,7 @@ def test_a_cancel_a_claim_and_a_move_meanwhile_are_seen_by_each(build: Build) ->
     withdrawn = once(lambda: house.dispatcher.cancel(messages[2].id))
     house.between("moves", "windows", after={"move_many": once(meanwhile)})
     house.between("reserver", "windows", before={"withdraw": withdrawn})
-    answers = house.dispatcher.reschedule_many([each.id for each in messages], later=HOUR)
+    answers = house.dispatcher.reschedule_many([message.id for message in messages], later=HOUR)
     at = LATER + HOUR
     assert kinds(answers) == [TooLate, LATER + 4 * HOUR, TooLate, at, at]
     assert house.reservations() == house.all_members()
@@ -96,7 +97,7 @@ def test_a_cancel_a_claim_and_a_move_meanwhile_are_seen_by_each(build: Build) ->
 def test_an_outage_answers_all_remaining_messages(house: House, build: Build) -> None:
     messages = [house.submit(f"r{n}", send_at=LATER) for n in range(3)]
     house.dispatcher.cancel(messages[0].id)
-    ids = [each.id for each in messages]
+    ids = [message.id for message in messages]
     away = build(redis_url="redis://127.0.0.1:1", opened=False)
     answers = away.dispatcher.reschedule_many(ids, send_at=LATER + HOUR)
     assert kinds(answers) == [TooLate, ReservationsUnavailable, ReservationsUnavailable]
@@ -104,27 +105,28 @@ def test_an_outage_answers_all_remaining_messages(house: House, build: Build) ->
     house.between("moves", "messages", before={"move": broken})
     answers = house.dispatcher.reschedule_many(ids, send_at=LATER + HOUR)
     assert kinds(answers) == [TooLate, StoreUnavailable, StoreUnavailable]
-    assert [house.again(each).send_at for each in messages] == [LATER] * 3
+    assert [house.again(message).send_at for message in messages] == [LATER] * 3
 
 
 def test_a_move_that_the_store_refuses_stops_no_other(house: House) -> None:
     messages = [house.submit(f"r{n}", send_at=LATER) for n in range(3)]
 
     def refusing(moves: Any, **more: Any) -> Any:
-        if any(each.before.message.id == messages[1].id for each in moves):
+        if any(move.before.message.id == messages[1].id for move in moves):
             raise StoreUnavailable("a value", refused=True)
         return real.move(moves, **more)
 
     real = house.between("moves", "messages", instead={"move": refusing})
-    answers = house.dispatcher.reschedule_many([each.id for each in messages], send_at=LATER + HOUR)
-    assert [isinstance(each, Message) for each in answers] == [True, False, True]
+    ids = [message.id for message in messages]
+    answers = house.dispatcher.reschedule_many(ids, send_at=LATER + HOUR)
+    assert [isinstance(answer, Message) for answer in answers] == [True, False, True]
     assert house.again(messages[1]).send_at == LATER
     assert house.reservations() == house.all_members()
 
 
 def test_however_many_move_the_store_and_redis_are_asked_a_few_times(house: House) -> None:
     messages = [house.submit(f"r{n}", send_at=LATER) for n in range(40)]
-    ids = [each.id for each in messages]
+    ids = [message.id for message in messages]
     with asked_of(house.parts.database.engine) as asked:
         names = ("move", "release_many")
         sent = {name: partial(asked.append, (name, None)) for name in names}
@@ -152,8 +154,9 @@ def test_failed_messages_are_retried_each_as_alone(slow: House) -> None:
     slow.change([failed[1]], expires_at=slow.database_time() - SECOND)
     slow.dispatcher.suppress("r2")
     nobody = new_id()
-    answers = slow.dispatcher.retry_many([*(each.id for each in messages), nobody, failed[0].id])
-    assert [each.status if isinstance(each, Message) else type(each) for each in answers] == [
+    ids = [message.id for message in messages]
+    answers = slow.dispatcher.retry_many([*ids, nobody, failed[0].id])
+    assert [retry.status if isinstance(retry, Message) else type(retry) for retry in answers] == [
         Status.SCHEDULED, TooLate, Suppressed, InvalidValue, Status.SCHEDULED, TooLate,
         MessageNotFound, Status.SCHEDULED,
     ]  # fmt: skip
@@ -178,8 +181,8 @@ def test_a_cancel_stands_though_redis_is_away_and_reconcile_frees_the_places(bui
     house = build()
     messages = [house.submit(f"r{n}", send_at=LATER) for n in range(3)]
     away = build(redis_url="redis://127.0.0.1:1", opened=False)
-    answers = away.dispatcher.cancel_many([each.id for each in messages])
-    assert all(isinstance(each, Message) for each in answers)
+    answers = away.dispatcher.cancel_many([message.id for message in messages])
+    assert all(isinstance(answer, Message) for answer in answers)
     assert len(house.all_members()) == 3
     house.parts.reconciler.reconcile()
     assert house.all_members() == {}
@@ -190,7 +193,7 @@ def test_messages_cancelled_before_the_store_failed_are_released(
 ) -> None:
     monkeypatch.setattr("dispatcher.submission.changes._AT_ONCE", 1)
     one, other = house.submit("ada", send_at=LATER), house.submit("ben", send_at=LATER)
-    before = {each.id: house.again(each) for each in (one, other)}
+    before = {message.id: house.again(message) for message in (one, other)}
     away = {"cancel": raising(StoreUnavailable("away"))}
     fail_from_now = partial(house.between, "cancellation", "messages", before=away)
     house.between("cancellation", "messages", after={"cancel": fail_from_now})

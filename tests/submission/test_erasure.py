@@ -73,8 +73,10 @@ def of_every_status(house: House) -> dict[Status, Message]:
         "outcome": Outcome.UNKNOWN.value,
     }  # fmt: skip
     attempts = house.tables.attempts
-    house.database.run(lambda each: each.execute(insert(attempts).values(unknown)))
-    house.database.run(lambda each: each.execute(update(attempts).values(receipt="receipt of her")))
+    house.database.run(lambda connection: connection.execute(insert(attempts).values(unknown)))
+    house.database.run(
+        lambda connection: connection.execute(update(attempts).values(receipt="receipt of her"))
+    )
     return made
 
 
@@ -85,7 +87,7 @@ def test_no_table_key_or_file_has_a_trace_of_an_erased_recipient(build: Build) -
     made = of_every_status(house)
     house.dispatcher.pause("recipient", WHO)
     house.dispatcher.suppress(WHO, channel="memory")
-    assert {each.rpartition(":")[2] for each in traces(house)} == {f" {each}" for each in TRACES}
+    assert {trace.rpartition(": ")[2] for trace in traces(house)} == {*TRACES}
     before = house.dispatcher.counts()
 
     done = house.dispatcher.erase(WHO)
@@ -97,7 +99,7 @@ def test_no_table_key_or_file_has_a_trace_of_an_erased_recipient(build: Build) -
     assert sum(after["memory"].values()) == sum(before["memory"].values())
     assert after["memory"][Status.SENT] == before["memory"][Status.SENT]
     assert house.again(made[Status.SENT]).finished_at is not None
-    faults = {each.fault for each in house.dispatcher.verify_windows().differences}
+    faults = {difference.fault for difference in house.dispatcher.verify_windows().differences}
     assert faults <= {Fault.UNDER_WAY}  # the expired one has yet to be released
     house.reconciled()
     assert [*traces(house)] == []
@@ -148,7 +150,8 @@ def test_an_opt_out_goes_unless_it_is_kept(build: Build, keeps: bool) -> None:
     house = build(clock=hour_ago(), **SETTINGS)
     house.dispatcher.suppress(WHO)
     house.dispatcher.erase(WHO, keep_opt_out=keeps)
-    assert [each.recipient for each in house.dispatcher.suppressed()] == ([SPELT] if keeps else [])
+    left = [entry.recipient for entry in house.dispatcher.suppressed()]
+    assert left == ([SPELT] if keeps else [])
 
 
 def test_a_retry_judged_before_the_erasure_sends_nothing(build: Build) -> None:

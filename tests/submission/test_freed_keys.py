@@ -107,16 +107,16 @@ def test_a_batch_supersedes_together_and_a_key_twice_is_one_message(
     house: House, atomic: bool
 ) -> None:
     old = [keyed(house, recipient=f"r{n}", idempotency_key=f"k{n}") for n in range(3)]
-    house.dispatcher.cancel_many([each.id for each in old[:2]])
+    house.dispatcher.cancel_many([message.id for message in old[:2]])
     drafts = [draft(f"r{n}", send_at=SOON, idempotency_key=f"k{n}") for n in (0, 1, 2, 0)]
     planned = house.dispatcher.plan(drafts)
     assert (planned.accepted, planned.known) == (4, 2)
     found = house.dispatcher.submit_many(drafts, atomic=atomic)
-    assert all(isinstance(each, Message) for each in found)
-    ids = [each.id for each in found if isinstance(each, Message)]
+    assert all(isinstance(result, Message) for result in found)
+    ids = [result.id for result in found if isinstance(result, Message)]
     assert ids[2] == old[2].id
     assert ids[3] == ids[0]
-    assert not {*ids[:2]} & {each.id for each in old}
+    assert not {*ids[:2]} & {message.id for message in old}
 
 
 @pytest.mark.every_database
@@ -139,8 +139,9 @@ def test_submits_beside_a_cancel_leave_one_live_message_at_most(build: Build, sh
         last = submit()
         assert isinstance(last, Message)
         live = house.dispatcher.list(status="scheduled", idempotency_key=f"key {turn}")
-        assert [each.id for each in live] == [last.id]
-        assert {each.id for each in answers[1:] if isinstance(each, Message)} <= {first.id, last.id}
+        assert [message.id for message in live] == [last.id]
+        told = {answer.id for answer in answers[1:] if isinstance(answer, Message)}
+        assert told <= {first.id, last.id}
     house.reconciled()
     assert len(house.members()) == len(WAYS)
     assert house.reservations() == house.all_members()
@@ -175,5 +176,5 @@ def test_a_retry_that_comes_first_keeps_its_key(build: Build) -> None:
     house.swap("messages", Between(house.parts.messages, before={"add": once(retry)}))
     with pytest.raises(IdempotencyConflict):
         keyed(house, **LATER)
-    assert [each.id for each in house.dispatcher.list(status="scheduled")] == [first.id]
+    assert [message.id for message in house.dispatcher.list(status="scheduled")] == [first.id]
     assert house.reservations() == house.all_members()

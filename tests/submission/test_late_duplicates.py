@@ -144,5 +144,5 @@ def test_an_id_given_up_is_no_message_and_is_pruned(build: Build) -> None:
     assert house.parts.sweep.prune() == 0
     long_ago = house.database_time() - house.settings.retention - timedelta(days=2, seconds=1)
     old = update(messages).values(next_attempt_at=long_ago)
-    house.database.run(lambda each: each.execute(old))
+    house.database.run(lambda connection: connection.execute(old))
     assert house.parts.sweep.prune() == 1

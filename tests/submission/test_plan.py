@@ -80,8 +80,8 @@ def plan_keys(house: House) -> list[bytes]:
 
 
 def assert_agree(plan: Plan, results: list[Message | Rejection], last: Progress) -> None:
-    assert [seen(each) for each in plan.rejections] == [
-        seen(each) for each in results if isinstance(each, Rejection)
+    assert [seen(rejection) for rejection in plan.rejections] == [
+        seen(result) for result in results if isinstance(result, Rejection)
     ]
     assert (plan.accepted, plan.known, plan.shifted) == (last.accepted, last.known, last.shifted)
     assert sum(plan.by_reason.values()) == last.refused == len(plan.rejections)
@@ -103,11 +103,12 @@ def test_it_answers_what_submit_many_then_does_and_leaves_everything_as_it_was(
     steps: list[Progress] = []
     results = house.dispatcher.submit_many(drafts, progress=steps.append)
     assert_agree(plan, results, steps[-1])
-    new = [each.send_at for each in results if isinstance(each, Message) and each.id not in stored]
+    messages = [result for result in results if isinstance(result, Message)]
+    new = [message.send_at for message in messages if message.id not in stored]
     assert (plan.first_send_at, plan.last_send_at) == (min(new), max(new))
     assert plan.shifted > 10
     assert plan.known > 10
-    kinds = {each.split()[0] for each in plan.by_reason}
+    kinds = {reason.split()[0] for reason in plan.by_reason}
     assert kinds >= {"QuotaExceeded", "QuietHours", "InvalidSendTime", "InvalidDraft"}
     assert "IdempotencyConflict" in kinds
 
@@ -122,9 +123,9 @@ def test_it_names_no_message_that_is_not_stored(build: Build) -> None:
     assert f"in the way: {first.id}, and 2 earlier drafts of the plan; the" in str(refused.error)
     for scopes in (None, {"tenant": "acme"}):  # in one shard, and in two
         plan = house.dispatcher.plan([draft("ben", scopes=scopes) for _ in range(5)])
-        errors = [cast("QuotaExceeded", each.error) for each in plan.rejections]
-        assert [each.conflicting for each in errors] == [(), ()]
-        assert {each.next_slot for each in errors} == {FAR + 2 * HOUR}
+        errors = [cast("QuotaExceeded", rejection.error) for rejection in plan.rejections]
+        assert [error.conflicting for error in errors] == [(), ()]
+        assert {error.next_slot for error in errors} == {FAR + 2 * HOUR}
         assert "in the way: 3 earlier drafts of the plan; the" in str(errors[0])
     again = pickle.loads(pickle.dumps(errors[0]))  # noqa: S301 - our own
     assert str(again) == str(errors[0])
@@ -150,10 +151,10 @@ def test_a_generator_is_read_a_batch_at_a_time_and_progress_is_told(house: House
             read += 1
             yield draft(f"person {number % 150}")
 
-    plan = house.dispatcher.plan(drafts(), progress=lambda each: steps.append((each, read)))
+    plan = house.dispatcher.plan(drafts(), progress=lambda progress: steps.append((progress, read)))
     assert (plan.accepted, len(plan.rejections)) == (150, 100)
     assert [count for _, count in steps] == [100, 200, 250]
-    assert [(each.done, each.total) for each, _ in steps] == [
+    assert [(progress.done, progress.total) for progress, _ in steps] == [
         (100, None), (200, None), (250, None),
     ]  # fmt: skip
 
@@ -164,9 +165,9 @@ def test_a_refusal_keeps_nothing_of_its_batch(house: House, act: str) -> None:
     refused = [draft(body=5), draft(send_at="soon")]
     result = getattr(house.dispatcher, act)([draft(), *refused, draft("ben", 6_000)])
     rejections = result.rejections if isinstance(result, Plan) else result[1:3]
-    assert [each.number for each in rejections] == [1, 2]
-    for each in rejections:
-        error = each.error
+    assert [rejection.number for rejection in rejections] == [1, 2]
+    for rejection in rejections:
+        error = rejection.error
         assert (error.__traceback__, error.__context__, error.__cause__) == (None, None, None)
 
 
@@ -182,7 +183,7 @@ def test_a_key_of_an_earlier_batch_is_known_and_other_content_is_a_conflict(hous
     plan = house.dispatcher.plan(drafts)
     assert house.snapshot() == before
     assert plan.known == 1
-    assert [(each.number, each.reason) for each in plan.rejections] == [
+    assert [(rejection.number, rejection.reason) for rejection in plan.rejections] == [
         (2, "QuotaExceeded 1/minute"), (BATCH + 4, "IdempotencyConflict"),
     ]  # fmt: skip
     conflict = plan.rejections[1].error

@@ -1,4 +1,4 @@
-"""Quotas, opt-outs, keys and filters see one spelling of a recipient."""
+"""Quotas, opt-outs, keys and filters see one text of a recipient."""
 
 from __future__ import annotations
 
@@ -26,40 +26,40 @@ def house(build: Build) -> House:
     )
 
 
-def test_a_quota_counts_every_spelling(house: House) -> None:
+def test_a_quota_counts_every_text(house: House) -> None:
     message = house.submit(SPELLINGS[0], send_in=HOUR)
     assert (message.recipient, message.scope) == (SPELT, SPELT)
-    for each in SPELLINGS:
+    for text in SPELLINGS:
         with pytest.raises(QuotaExceeded):
-            house.submit(each, send_in=HOUR)
-        slot = house.dispatcher.next_slot(recipient=each, channel="memory", after=message.send_at)
+            house.submit(text, send_in=HOUR)
+        slot = house.dispatcher.next_slot(recipient=text, channel="memory", after=message.send_at)
         assert slot == message.send_at + HOUR
 
 
-def test_a_key_means_the_same_in_every_spelling(house: House) -> None:
+def test_a_key_means_the_same_in_every_text(house: House) -> None:
     first, *others = (
-        house.submit(each, send_at="2100-01-02T12:00Z", idempotency_key="k") for each in SPELLINGS
+        house.submit(text, send_at="2100-01-02T12:00Z", idempotency_key="k") for text in SPELLINGS
     )
-    assert {each.id for each in others} == {first.id}
+    assert {other.id for other in others} == {first.id}
 
 
-def test_a_suppression_holds_for_every_spelling(house: House) -> None:
+def test_a_suppression_holds_for_every_text(house: House) -> None:
     message = house.submit(SPELLINGS[0], send_in=HOUR)
     assert house.dispatcher.suppress(SPELLINGS[2]) == 1
     assert house.again(message).status is Status.CANCELLED
-    for each in SPELLINGS:
+    for text in SPELLINGS:
         with pytest.raises(Suppressed):
-            house.submit(each, send_in=HOUR)
-        assert [one.recipient for one in house.dispatcher.suppressed(each)] == [SPELT]
+            house.submit(text, send_in=HOUR)
+        assert [one.recipient for one in house.dispatcher.suppressed(text)] == [SPELT]
     assert house.dispatcher.unsuppress(SPELLINGS[0], channel=None) == ()
     house.submit(SPELLINGS[1], send_in=HOUR)
 
 
-def test_filters_find_every_spelling(house: House) -> None:
+def test_filters_find_every_text(house: House) -> None:
     message = house.submit(SPELLINGS[0], send_in=HOUR)
-    for each in SPELLINGS:
-        assert [one.id for one in house.dispatcher.select(recipient=each)] == [message.id]
-        assert house.dispatcher.count(recipient=each, channel="memory") == 1
+    for text in SPELLINGS:
+        assert [one.id for one in house.dispatcher.select(recipient=text)] == [message.id]
+        assert house.dispatcher.count(recipient=text, channel="memory") == 1
 
 
 def test_many_at_once_and_moves_are_spelt_as_well(house: House) -> None:
@@ -91,11 +91,11 @@ def test_a_recipient_may_be_a_long_url_everywhere(build: Build) -> None:
         house.submit(longest, send_at=FAR)
     slot = house.dispatcher.next_slot(recipient=longest, channel="memory", after=FAR)
     assert slot == full.value.next_slot == FAR + HOUR
-    assert [each.id for each in house.dispatcher.list(recipient=longest)] == [message.id]
+    assert [message.id for message in house.dispatcher.list(recipient=longest)] == [message.id]
     [window, *_] = house.dispatcher.timeline(longest, start=FAR, length=HOUR).windows
-    assert [each.at for each in window.booked] == [FAR]
+    assert [booking.at for booking in window.booked] == [FAR]
     assert house.dispatcher.verify_windows().differences == ()
-    assert [each.name for each in house.dispatcher.pause("recipient", longest)] == [message.scope]
+    assert [pause.name for pause in house.dispatcher.pause("recipient", longest)] == [message.scope]
     house.dispatcher.resume("recipient", longest)
     with pytest.raises(InvalidDraft, match="recipient: 2048 characters; accepted: 1 to 255"):
         house.dispatcher.suppress(longest)

@@ -99,7 +99,7 @@ def test_moves_of_one_message_at_once_leave_it_one_place(build: Build) -> None:
         return lambda: house.dispatcher.reschedule(message.id, send_at=LATER + hours * HOUR)
 
     answers = at_once([to(hours) for hours in range(1, 9)])
-    assert all(isinstance(each, Message) for each in answers)
+    assert all(isinstance(answer, Message) for answer in answers)
     assert house.reservations() == house.all_members()
 
 

@@ -87,11 +87,11 @@ def test_a_message_that_was_stored_late_has_its_place_or_is_refused(
     if meanwhile == "closed":
         house.open()
         assert ("reservation lost for message" in caplog.text) is (key is not None)
-    scheduled = [each.id for each in house.dispatcher.select(status="scheduled")]
-    assert scheduled == [each.id for each in taken]
+    scheduled = [message.id for message in house.dispatcher.select(status="scheduled")]
+    assert scheduled == [message.id for message in taken]
     cancelled = [*house.dispatcher.select(status="cancelled")]
     assert len(cancelled) == (meanwhile == "taken" and key is not None)
-    places = {each.id: to_ms(SOON) for each in taken}
+    places = {message.id: to_ms(SOON) for message in taken}
     assert house.reservations() == house.all_members() == ({"ada": places} if places else {})
     if meanwhile == "taken":  # the key is free at once, also for other content
         assert house.submit(send_at=SOON + MINUTE, idempotency_key=key).status is Status.SCHEDULED
@@ -280,8 +280,8 @@ def test_a_batch_waits_for_a_lost_redis_once(build: Build) -> None:
     slow = {"add_together": late(house, house.redis.flushall)}
     house.between("own_transaction", "messages", before=slow)
     results = house.dispatcher.submit_many(drafts(20))
-    errors = [each.error for each in results if isinstance(each, Rejection)]
-    assert [type(each) for each in errors] == 20 * [ReservationsUnavailable]
+    errors = [result.error for result in results if isinstance(result, Rejection)]
+    assert [type(error) for error in errors] == 20 * [ReservationsUnavailable]
     assert sum(house.moved.sleeps) < 2 * LOOKING_SECONDS
 
 
@@ -291,7 +291,7 @@ def test_a_second_look_that_one_shard_does_not_answer_leaves_every_shard_alike(
 ) -> None:
     house = build(scopes={"tenant": {"quotas": ["5/minute"]}})
     tenants = (f"acme {n}" for n in count())
-    tenant = next(each for each in tenants if house.keys(f"@tenant:{each}") != house.keys("ada"))
+    tenant = next(name for name in tenants if house.keys(f"@tenant:{name}") != house.keys("ada"))
     scopes, further = {"tenant": tenant}, house.keys(f"@tenant:{tenant}")
     slow_store(house, lambda: house.redis.delete(further.epoch))
     if key is None:
@@ -326,6 +326,6 @@ def test_a_batch_whose_copy_was_not_answered_is_looked_at_as_ones_own(
         for name, key in zip(("ada", "bob"), keys, strict=True)
     ]
     results = house.dispatcher.submit_many(drafts)
-    assert [type(each) for each in results] == [Rejection, Message]
+    assert [type(result) for result in results] == [Rejection, Message]
     scheduled = house.dispatcher.select(status="scheduled")
-    assert sorted(each.recipient for each in scheduled) == ["ada", "bob"]
+    assert sorted(message.recipient for message in scheduled) == ["ada", "bob"]

@@ -102,7 +102,7 @@ def test_whoever_forgets_to_migrate_is_told_so_and_not_a_hundred_times_a_minute(
             failed += 1
     tasks.here().close()
     assert failed > 1
-    [told] = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    [told] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert "run `dispatcher migrate`" in told
 
 

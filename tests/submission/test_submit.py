@@ -131,8 +131,8 @@ def test_messages_of_a_campaign_are_found_together(house: House) -> None:
     house.submit("cyd")
     many = [draft(f"r{number}", campaign="summer") for number in range(3)]
     assert house.dispatcher.plan(many).accepted == 3
-    found = [each for each in house.dispatcher.submit_many(many) if isinstance(each, Message)]
-    assert [each.campaign for each in found] == ["summer"] * 3
+    found = [result for result in house.dispatcher.submit_many(many) if isinstance(result, Message)]
+    assert [message.campaign for message in found] == ["summer"] * 3
     assert [*house.dispatcher.select(campaign="summer", oldest_first=True)] == [ada, *found]
     assert [*house.dispatcher.list(campaign="summer", limit=2)] == found[:0:-1]
     assert house.dispatcher.get(ada.id).campaign == "summer"

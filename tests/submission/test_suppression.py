@@ -63,8 +63,8 @@ def test_a_suppression_cancels_scheduled_messages_and_gives_their_quota_back(
     mine = [house.submit("ada", send_at=LATER) for _ in range(7)]
     others = house.submit("ada", send_at=LATER, channel="other"), house.submit("ben", send_at=LATER)
     assert house.dispatcher.suppress("ada", channel="memory") == 7
-    assert {house.again(each).status for each in mine} == {Status.CANCELLED}
-    assert {house.again(each).status for each in others} == {Status.SCHEDULED}
+    assert {house.again(message).status for message in mine} == {Status.CANCELLED}
+    assert {house.again(other).status for other in others} == {Status.SCHEDULED}
     assert {*house.members()} == {others[0].id}
 
 
@@ -84,11 +84,11 @@ def test_many_are_refused_one_by_one(house: House) -> None:
     planned = house.dispatcher.plan(drafts)
     assert (planned.accepted, len(planned.rejections)) == (2, 3)
     answers = house.dispatcher.submit_many(drafts)
-    kinds = [each.error if isinstance(each, Rejection) else each.status for each in answers]
-    assert [isinstance(each, Suppressed) for each in kinds] == [False, True, False, True, True]
+    kinds = [answer.error if isinstance(answer, Rejection) else answer.status for answer in answers]
+    assert [isinstance(kind, Suppressed) for kind in kinds] == [False, True, False, True, True]
     assert {*house.all_members()} == {"r0", "r2"}
     refused = house.dispatcher.submit_many([draft("r1"), draft("r9")], atomic=True)
-    assert all(isinstance(each, Rejection) for each in refused)
+    assert all(isinstance(answer, Rejection) for answer in refused)
     assert {*house.all_members()} == {"r0", "r2"}
 
 
@@ -204,7 +204,7 @@ def test_all_are_listed_in_order_page_by_page(
     for recipient, channel in said:
         house.dispatcher.suppress(recipient, channel=channel)
         house.dispatcher.suppress(recipient, channel=channel)
-    found = [(each.recipient, each.channel) for each in house.dispatcher.suppressed()]
+    found = [(entry.recipient, entry.channel) for entry in house.dispatcher.suppressed()]
     assert len(found) == len(said)
     assert {*found} == {*said}
 
@@ -216,4 +216,4 @@ def test_the_usual_submit_asks_the_store_no_further_question(house: House) -> No
     inserts = (
         [] if house.url.startswith("postgresql") else ["INSERT INTO dispatcher_messages"]
     )  # past it
-    assert [" ".join(each.split()[:3]) for each, _ in asked] == inserts
+    assert [" ".join(statement.split()[:3]) for statement, _ in asked] == inserts

@@ -129,7 +129,7 @@ def test_a_commit_after_its_place_was_given_away_keeps_its_time_and_says_so(
         session.commit()
     assert house.members()[message.id] == to_ms(SOON)
     assert len(house.members()) == 2
-    [record] = [each for each in caplog.records if each.levelno == logging.ERROR]
+    [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert str(message.id) in record.getMessage()
     assert "ada" not in record.getMessage().replace(str(message.id), "")
 
@@ -261,7 +261,7 @@ def test_an_abandoned_session_is_left_to_the_sweep(
         del session
         gc.collect()
         assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]  # a QueuePool
-    assert not [each for each in caplog.records if each.name.startswith("dispatcher.store")]
+    assert not [record for record in caplog.records if record.name.startswith("dispatcher.store")]
     assert len(house.members()) == 1
     wait_until(lambda: house.reconciled().members() == {})
     house.submit(send_at=SOON)

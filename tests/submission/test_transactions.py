@@ -158,7 +158,7 @@ def test_twins_of_a_key_with_and_without_a_session_do_not_wait_for_each_other(
     with ThreadPoolExecutor(2) as pool:
         for number in range(15):
             twins = pool.submit(joined, number), pool.submit(submit, number, None)
-            assert len({each.result() for each in twins}) == 1
+            assert len({twin.result() for twin in twins}) == 1
     assert len(house.rows()) == 15
 
 
@@ -289,7 +289,7 @@ def test_no_listener_is_left_on_a_session_nor_added_to_its_pool(
             session.commit() if number % 2 else session.rollback()
             names = [name for name in dir(session.dispatch) if name.startswith(("after", "before"))]
             assert not any(list(getattr(session.dispatch, name)) for name in names)
-            assert [each for each in engine.pool.dispatch.checkin if each is _returns] == [_returns]
+            assert [*engine.pool.dispatch.checkin].count(_returns) == 1
             assert "dispatcher.watches" not in session.connection().info
             session.rollback()
     assert len(house.rows()) == 2

@@ -260,16 +260,16 @@ def test_no_error_tells_a_value() -> None:
     """P10: each kind of value in each kind of field. The harness reads the log lines."""
     refused: list[InvalidDraft] = []
     bodies = [{name: value} for name, value in product(Everything.model_fields, HIDDEN)]
-    for body in [*bodies, *(each for each in HIDDEN if isinstance(each, dict))]:
+    for body in [*bodies, *(value for value in HIDDEN if isinstance(value, dict))]:
         try:
             EVERYTHING.read(body)
         except InvalidDraft as error:
             refused.append(error)
-    for each in refused:
-        told = f"{''.join(traceback.format_exception(each))}{vars(each)!r}"
+    for refusal in refused:
+        told = f"{''.join(traceback.format_exception(refusal))}{vars(refusal)!r}"
         assert CANARY not in told
-        assert "4711" not in f"{each}"
-        assert str(each).isprintable()
+        assert "4711" not in f"{refusal}"
+        assert str(refusal).isprintable()
     assert len(refused) > len(Everything.model_fields) * len(HIDDEN) // 2
 
 

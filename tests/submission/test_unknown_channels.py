@@ -43,7 +43,7 @@ def test_a_message_of_an_unknown_channel_is_put_back_and_costs_nothing(
         assert unknowing.permits() == {}
         channel_log = knowing.permit_keys("memory").channel("memory")
         assert knowing.redis.zcard(channel_log) == 0
-    error = next(each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR)
+    error = next(line.getMessage() for line in caplog.records if line.levelno >= logging.ERROR)
     assert "memory" in error
     assert "olga" not in error
     knowing.make_due(message)

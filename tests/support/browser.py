@@ -87,9 +87,9 @@ class Tab:
     def violations(self) -> list[str]:
         found = Axe().run(self.page, options=_RULES).response["violations"]
         return [
-            f"{each['id']}: {node['html'][:200]} {node['failureSummary'][:300]}"
-            for each in found
-            for node in each["nodes"]
+            f"{violation['id']}: {node['html'][:200]} {node['failureSummary'][:300]}"
+            for violation in found
+            for node in violation["nodes"]
         ]
 
     def walk(self) -> Iterator[ElementHandle]:

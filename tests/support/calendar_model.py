@@ -79,7 +79,7 @@ def instants_of(zone: str) -> st.SearchStrategy[int]:
     anywhere = st.integers(FIRST, LAST)
     if not CHANGES[zone]:
         return anywhere
-    changes = [to_ms(datetime.fromisoformat(each)) for each in CHANGES[zone]]
+    changes = [to_ms(datetime.fromisoformat(change)) for change in CHANGES[zone]]
     near = st.tuples(
         st.sampled_from(changes),
         st.one_of(

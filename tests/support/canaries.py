@@ -25,7 +25,7 @@ class _Watch(logging.Handler):
         told = f"{record.getMessage()} {vars(record)}"
         if record.exc_info and record.exc_info[0] is not None:
             told += "".join(traceback.format_exception(*record.exc_info))
-        self.leaks += [f"{record.name}: {each}: {told}" for each in _CANARIES if each in told]
+        self.leaks += [f"{record.name}: {canary}: {told}" for canary in _CANARIES if canary in told]
 
 
 def log_everything() -> None:

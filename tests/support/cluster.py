@@ -45,7 +45,7 @@ class Member(Node):
     @property
     def moving(self) -> set[int]:
         """The slots that it gives away or receives."""
-        return {int(each["slot"]) for each in self._own()["migrations"]}
+        return {int(migration["slot"]) for migration in self._own()["migrations"]}
 
     @property
     def epoch(self) -> int:
@@ -116,7 +116,7 @@ class Cluster:
             for address, facts in known.items()
             for ends in facts["slots"]
         ]
-        return sorted(found, key=lambda each: each[0])
+        return sorted(found, key=lambda share: share[0])
 
     def master_of(self, slot: int) -> Member:
         """Return the node that serves a slot, or did so last.
@@ -126,7 +126,7 @@ class Cluster:
         """
         claims = [(node.epoch, node) for node in self.alive if node.claims(slot)]
         if claims:
-            return max(claims, key=lambda each: each[0])[1]
+            return max(claims, key=lambda claim: claim[0])[1]
         return next(owner for owner in self.owners(slot) if owner)
 
     def owners(self, slot: int) -> list[Member | None]:
@@ -264,7 +264,7 @@ class Cluster:
             )
             for node in self.alive
         }
-        masters = [each for facts in told for each in facts if each[1] == "-"]
+        masters = [fact for facts in told for fact in facts if fact[1] == "-"]
         return len(told) == 1 and len(masters) == MASTERS
 
     def _at(self, address: str) -> Member:

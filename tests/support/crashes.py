@@ -113,7 +113,7 @@ def published(house: House) -> list[list[UUID]]:
     queue = house.settings.queue_of(CHANNEL)
     while (raw := cast("bytes | None", house.broker.rpop(queue))) is not None:
         (ids, *_), *_rest = json.loads(base64.b64decode(json.loads(raw)["body"]))
-        found.append([UUID(each) for each in ids])
+        found.append([UUID(message_id) for message_id in ids])
     return found
 
 

@@ -180,7 +180,7 @@ class Environment:
 
     def check(self, accepted: Iterable[Message | UUID], *, cancelled: Sequence[UUID] = ()) -> None:
         """Fail if a promise was broken, or if the windows are not what SQL says."""
-        ids = [each if isinstance(each, UUID) else each.id for each in accepted]
+        ids = [message if isinstance(message, UUID) else message.id for message in accepted]
         callers = [*told(ids, cancelled)]
         with suppress(AssertionError):  # told below what is wrong
             wait_until(lambda: not self.false_windows(), every=0.1)

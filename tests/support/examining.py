@@ -41,7 +41,7 @@ def examined(
             note_at_work(house)
     chosen = house.settings.model_copy(update=settings)
     with doctor_for(chosen, clock=house.clock, app=app) as doctor:
-        return {each.check: each for each in doctor.examine().findings}
+        return {finding.check: finding for finding in doctor.examine().findings}
 
 
 def judged(house: House, check: str, level: Level, *says: str, **how: Any) -> Finding:
@@ -60,12 +60,12 @@ def note_at_work(house: House) -> None:
 
 def levels(found: dict[str, Finding], room: str = "") -> dict[str, Level]:
     return {
-        name: each.level
-        for name, each in found.items()
-        if each.level is not OK and name.startswith(room)
+        name: finding.level
+        for name, finding in found.items()
+        if finding.level is not OK and name.startswith(room)
     }
 
 
 def stops(house: House, **settings: Any) -> set[str]:
     with doctor_for(house.settings.model_copy(update=settings), clock=house.clock) as doctor:
-        return {each.check for each in doctor.before_start()}
+        return {finding.check for finding in doctor.before_start()}

@@ -157,10 +157,10 @@ class History:
 
     def by_message(self) -> dict[str, list[Send]]:
         found: dict[str, list[Send]] = defaultdict(list)
-        for each in self.sends:
-            found[each.id].append(each)
+        for send in self.sends:
+            found[send.id].append(send)
         for several in found.values():
-            several.sort(key=lambda each: (each.attempt, each.at))
+            several.sort(key=lambda send: (send.attempt, send.at))
         return found
 
 

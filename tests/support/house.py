@@ -153,7 +153,7 @@ class House(AbstractContextManager["House"]):
         )
 
     def deliver(self, *these: Message | UUID) -> int:
-        ids = [each.id if isinstance(each, Message) else each for each in these]
+        ids = [message.id if isinstance(message, Message) else message for message in these]
         return self.parts.delivery.deliver(ids)
 
     def again(self, message: Message) -> Message:

@@ -26,8 +26,8 @@ def build(redis_server: RedisServer, database_url: str) -> Iterator[Build]:
         return made[-1]
 
     yield make
-    for each in made:
-        each.close()
+    for house in made:
+        house.close()
 
 
 @pytest.fixture

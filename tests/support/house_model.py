@@ -220,29 +220,29 @@ class HouseModel:
         self.forget_second()
 
     def forget_second(self) -> None:
-        left = {each for members in self.ledger.places.values() for each in members}
+        left = {member for members in self.ledger.places.values() for member in members}
         self.ledger.holders = {
-            each: holder for each, holder in self.ledger.holders.items() if each in left
+            place: holder for place, holder in self.ledger.holders.items() if place in left
         }
 
     def promised(self, scope: Scope) -> dict[UUID, int]:
         return {
-            message_id: each.at
-            for message_id, each in self.stored.items()
-            if scope in each.wish.scopes and not each.cancelled
+            message_id: accepted.at
+            for message_id, accepted in self.stored.items()
+            if scope in accepted.wish.scopes and not accepted.cancelled
         }
 
     def release_cancelled(self) -> None:
         """Note that reconcile gave back the places of what is cancelled in the store."""
-        for message_id, each in self.stored.items():
-            if each.cancelled and not each.released:
+        for message_id, accepted in self.stored.items():
+            if accepted.cancelled and not accepted.released:
                 self.ledger.free(message_id)
-                each.released = True
+                accepted.released = True
 
     def windows(self) -> Places:
         return {
             key_of(self.house, scope): sorted(
-                (self.ledger.holders.get(each, each).bytes, at) for each, at in members.items()
+                (self.ledger.holders.get(id_, id_).bytes, at) for id_, at in members.items()
             )
             for scope, members in self.ledger.places.items()
             if members
@@ -250,10 +250,10 @@ class HouseModel:
 
     def store(self) -> Places:
         found: defaultdict[str, list[tuple[bytes, int]]] = defaultdict(list)
-        for message_id, each in self.stored.items():
-            if not each.cancelled:
-                for scope in each.wish.scopes:
-                    found[key_of(self.house, scope)].append((message_id.bytes, each.at))
+        for message_id, accepted in self.stored.items():
+            if not accepted.cancelled:
+                for scope in accepted.wish.scopes:
+                    found[key_of(self.house, scope)].append((message_id.bytes, accepted.at))
         return {name: sorted(places) for name, places in found.items()}
 
     def one_after_the_other(self, asks: Sequence[Ask]) -> list[Expected]:

@@ -60,10 +60,10 @@ def lost(history: History) -> Iterator[str]:
         known = begun.get(id_, [])
         if status not in history.terms.get("ends", ENDED):
             yield f"{id_} is still {status}"
-        elif status == "sent" and not any(each.accepted for each in known):
+        elif status == "sent" and not any(send.accepted for send in known):
             yield f"{id_} counts as sent but never was"
         elif status == "failed" and not (
-            any(each.end and each.end.get("how") == "permanent" for each in known)
+            any(send.end and send.end.get("how") == "permanent" for send in known)
             or row["attempt_count"] >= row["max_attempts"]
         ):
             yield f"{id_} failed without a reason"
@@ -74,9 +74,9 @@ def lost(history: History) -> Iterator[str]:
         ):
             yield f"{id_} is held for no reason"
         elif status == "cancelled" and not any(
-            each.answer != "refused" for each in cancels.get(id_, ())
+            call.answer != "refused" for call in cancels.get(id_, ())
         ):
-            accepted = [each for each in history.submits_of(row) if _is_promise(each)]
+            accepted = [call for call in history.submits_of(row) if _is_promise(call)]
             if accepted:
                 yield f"{id_} was accepted and is cancelled, which nobody asked for"
 
@@ -84,19 +84,19 @@ def lost(history: History) -> Iterator[str]:
 def phantoms(history: History) -> Iterator[str]:
     """What reached the provider was submitted, with this content."""
     updates = history.changes("update")
-    for each in history.sends:
-        row = history.rows.get(each.id)
+    for send in history.sends:
+        row = history.rows.get(send.id)
         calls = history.submits_of(row) if row else []
         if row is None or not calls:
-            yield f"{each.id} was sent but never submitted"
+            yield f"{send.id} was sent but never submitted"
             continue
-        digests = possible([*calls, *updates.get(each.id, ())], each.at, "digest")
-        if each.begin["digest"] not in digests:
-            yield f"{each.id} was sent with content that nobody asked for"
+        digests = possible([*calls, *updates.get(send.id, ())], send.at, "digest")
+        if send.begin["digest"] not in digests:
+            yield f"{send.id} was sent with content that nobody asked for"
     sent = defaultdict(set)
-    for each in history.sends:
-        if each.accepted:
-            sent[each.id].add(each.begin["digest"])
+    for send in history.sends:
+        if send.accepted:
+            sent[send.id].add(send.begin["digest"])
     for id_, row in history.rows.items():
         if row["status"] == "sent" and sent[id_] and row["digest"] not in sent[id_]:
             yield f"{id_} was sent with other content than SQL holds"
@@ -112,17 +112,17 @@ def sent_twice(history: History) -> Iterator[str]:
     The n-th attempt that SQL keeps is the one that the provider calls n.
     """
     for id_, several in history.by_message().items():
-        numbers = [each.attempt for each in several]
+        numbers = [send.attempt for send in several]
         if len(set(numbers)) < len(numbers):
             yield f"{id_} was sent twice in one attempt"
-        accepted = [each for each in several if each.accepted]
+        accepted = [send for send in several if send.accepted]
         row = history.rows.get(id_, {})
         if row.get("on_unknown") == "hold" and len(accepted) > 1 and not _released(id_, history):
             yield f"{id_} was accepted {len(accepted)} times though it was to be held"
         tries = history.attempts.get(id_, [])
-        for each in accepted:
-            if each.attempt < numbers[-1] and _could_be_known(tries, each.attempt):
-                yield f"{id_} was sent again though attempt {each.attempt} was known to be sent"
+        for send in accepted:
+            if send.attempt < numbers[-1] and _could_be_known(tries, send.attempt):
+                yield f"{id_} was sent again though attempt {send.attempt} was known to be sent"
 
 
 def traces_of_refusals(history: History) -> Iterator[str]:
@@ -151,8 +151,8 @@ def false_cancels(history: History) -> Iterator[str]:
         if confirmed:
             if status != "cancelled":
                 yield f"{id_} was cancelled but is {status}"
-            for each in begun.get(id_, ()):
-                if each.at > min(confirmed) and not is_frozen(each, history):
+            for send in begun.get(id_, ()):
+                if send.at > min(confirmed) and not is_frozen(send, history):
                     yield f"{id_} was sent though it was cancelled"
         elif status == "cancelled" and all(call.answer == "refused" for call in calls):
             yield f"{id_} is cancelled though its caller was told that it is not"
@@ -193,19 +193,19 @@ def false_attempts(history: History) -> Iterator[str]:
         tries = history.attempts.get(id_, [])
         if row["attempt_count"] != len(tries):
             yield f"{id_} counts {row['attempt_count']} tries and has {len(tries)}"
-        if row["status"] in ENDED and None in [each["finished_at"] for each in tries]:
+        if row["status"] in ENDED and None in [attempt["finished_at"] for attempt in tries]:
             yield f"{id_} has ended and a try of it has not"
 
 
 def false_tokens(history: History) -> Iterator[str]:
     """Tokens only grow: each attempt has a greater one, begun no earlier."""
     for id_, tries in history.attempts.items():
-        tokens = [each["token"] for each in tries]
+        tokens = [attempt["token"] for attempt in tries]
         if len(set(tokens)) < len(tokens):
             yield f"{id_} used a token twice"
         if tokens and id_ in history.rows and history.rows[id_]["token"] < tokens[-1]:
             yield f"{id_} has a token older than its last attempt"
-        begun = [each["started_at"] for each in tries]
+        begun = [attempt["started_at"] for attempt in tries]
         if begun != sorted(begun):
             yield f"{id_} used an older token after a newer one"
     shown: dict[str, int] = {}
@@ -245,7 +245,7 @@ def false_accounts(history: History) -> Iterator[str]:
     """Accepted = sent + failed + expired + cancelled + held; the provider agrees."""
     accepted = _accepted(history)
     ends = Counter(row["status"] for id_, row in history.rows.items() if id_ in accepted)
-    if sum(ends[each] for each in ENDED) != len(accepted):
+    if sum(ends[end] for end in ENDED) != len(accepted):
         yield f"{len(accepted)} were accepted, and {dict(ends)} is what came of them"
     for id_, several in history.by_message().items():
         row = history.rows.get(id_)
@@ -253,8 +253,8 @@ def false_accounts(history: History) -> Iterator[str]:
         if row is None or row["status"] == "sent":
             continue
         untold = {"unknown", "sent"} if row["status"] in {"cancelled", "expired"} else {"unknown"}
-        for each in several:
-            if each.accepted and _outcome(tries, each.attempt) not in untold:
+        for send in several:
+            if send.accepted and _outcome(tries, send.attempt) not in untold:
                 yield f"{id_} was accepted by the provider and is {row['status']}"
 
 
@@ -266,8 +266,8 @@ def broken_quotas(history: History) -> Iterator[str]:
     judged = (row for row in history.rows.values() if not row.get("kept_late"))
     for (kind, scope), members in _places(judged).items():
         name = f"{kind} {scope}".strip()
-        for each in excesses([*members.values()], history.terms["quotas"][kind]):
-            yield f"{name} was promised {each}"
+        for excess in excesses([*members.values()], history.terms["quotas"][kind]):
+            yield f"{name} was promised {excess}"
 
 
 def broken_limits(history: History) -> Iterator[str]:
@@ -280,14 +280,14 @@ def broken_limits(history: History) -> Iterator[str]:
     longest_us = history.terms["longest_ms"] * 1_000
     begun: dict[tuple[str, str], list[int]] = defaultdict(list)
     taken: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for each in history.sends:
-        if is_frozen(each, history):
+    for send in history.sends:
+        if is_frozen(send, history):
             continue
-        channel = f"channel {each.begin['channel']}"
-        for name in (("scope", each.begin["scope"]), (channel, "")):
-            begun[name].append(each.at)
-            if each.end and each.accepted and each.end["at"] - each.at <= longest_us:
-                taken[name].append(each.end["at"])
+        channel = f"channel {send.begin['channel']}"
+        for name in (("scope", send.begin["scope"]), (channel, "")):
+            begun[name].append(send.at)
+            if send.end and send.accepted and send.end["at"] - send.at <= longest_us:
+                taken[name].append(send.end["at"])
     for word, times in (("given", begun), ("accepted", taken)):
         for (kind, scope), some in times.items():
             limits = history.terms["limits"].get(kind, ())
@@ -298,9 +298,9 @@ def broken_limits(history: History) -> Iterator[str]:
 def too_many_in_hand(history: History) -> Iterator[str]:
     for channel, most in history.terms["concurrency"].items():
         moments: list[tuple[int, int]] = []
-        for each in history.sends:
-            if each.begin["channel"] == channel and each.end and not is_frozen(each, history):
-                moments += [(each.at, 1), (each.end["at"], -1)]
+        for send in history.sends:
+            if send.begin["channel"] == channel and send.end and not is_frozen(send, history):
+                moments += [(send.at, 1), (send.end["at"], -1)]
         in_hand = highest = 0
         for _, step in sorted(moments):
             in_hand += step
@@ -346,19 +346,19 @@ def _places(rows: Iterable[Line]) -> dict[tuple[str, str], dict[str, int]]:
 def early_or_expired(history: History) -> Iterator[str]:
     """Nothing begins before a time that it was promised for, or after its expiry."""
     moves = history.changes("reschedule")
-    for each in history.sends:
-        row = history.rows.get(each.id)
+    for send in history.sends:
+        row = history.rows.get(send.id)
         if row is None:
             continue
-        promised = [*history.submits_of(row), *moves.get(each.id, ())]
-        times = possible(promised, each.at, "send_at_ms")
-        due = min(times, default=each.begin["send_at_ms"])
-        if each.at < due * 1_000:
-            yield f"{each.id} was sent {due - each.at / 1_000:.3f} ms early"
+        promised = [*history.submits_of(row), *moves.get(send.id, ())]
+        times = possible(promised, send.at, "send_at_ms")
+        due = min(times, default=send.begin["send_at_ms"])
+        if send.at < due * 1_000:
+            yield f"{send.id} was sent {due - send.at / 1_000:.3f} ms early"
         expiry = row["expires_at_ms"]
-        is_late = expiry is not None and each.at > expiry * 1_000 + history.terms["expiry_slack_us"]
-        if is_late and not is_frozen(each, history):
-            yield f"{each.id} was sent {each.at / 1_000 - expiry:.0f} ms after its expiry"
+        is_late = expiry is not None and send.at > expiry * 1_000 + history.terms["expiry_slack_us"]
+        if is_late and not is_frozen(send, history):
+            yield f"{send.id} was sent {send.at / 1_000 - expiry:.0f} ms after its expiry"
 
 
 def slow_recoveries(history: History) -> Iterator[str]:
@@ -382,7 +382,7 @@ def recoveries(history: History) -> list[tuple[str, float]]:
     Where faults overlap, this is the time that all of them together took. Faults after the last
     send count for nothing.
     """
-    accepted = sorted(each.end["at"] for each in history.sends if each.end and each.accepted)
+    accepted = sorted(send.end["at"] for send in history.sends if send.end and send.accepted)
     found = []
     place = 0
     for fault in sorted(history.faults, key=lambda line: int(line["until"])):
@@ -429,15 +429,15 @@ def strays(history: History) -> Iterator[str]:
     """What a receiver has was sent, once, and arrived as it was."""
     for line in history.strays:
         yield f"{line['id']} reached its receiver in a send that nobody began"
-    for each in history.sends:
-        if each.end and each.end.get("digest", each.begin["digest"]) != each.begin["digest"]:
-            yield f"{each.id} reached its receiver with other content than was sent"
+    for send in history.sends:
+        if send.end and send.end.get("digest", send.begin["digest"]) != send.begin["digest"]:
+            yield f"{send.id} reached its receiver with other content than was sent"
 
 
 def other_ids(history: History) -> Iterator[str]:
     """However often a message comes, it comes under the same id."""
     ids: dict[str, set[str]] = defaultdict(set)
-    ends = [each.end for each in history.sends if each.end]
+    ends = [send.end for send in history.sends if send.end]
     for line in [*ends, *history.strays]:
         if "tag" in line:
             ids[line["tag"]].add(line["id"])
@@ -451,18 +451,18 @@ def untrue_words(history: History) -> Iterator[str]:
 
     Where nobody can know it says so.
     """
-    for each in history.sends:
-        word = each.called and each.called["how"]
-        if word == "sent" and not (each.accepted and each.end and each.end.get("answered")):
-            yield f"attempt {each.attempt} of {each.id} was called sent, and nobody confirmed it"
-        elif word in _NOT_TAKEN and each.accepted:
-            yield f"attempt {each.attempt} of {each.id} was called {word}, and its receiver has it"
+    for send in history.sends:
+        word = send.called and send.called["how"]
+        if word == "sent" and not (send.accepted and send.end and send.end.get("answered")):
+            yield f"attempt {send.attempt} of {send.id} was called sent, and nobody confirmed it"
+        elif word in _NOT_TAKEN and send.accepted:
+            yield f"attempt {send.attempt} of {send.id} was called {word}, and its receiver has it"
 
 
 def unproven(history: History) -> Iterator[str]:
     begun = history.by_message()
     for id_, tries in history.attempts.items():
-        accepted = {each.attempt for each in begun.get(id_, ()) if each.accepted}
+        accepted = {send.attempt for send in begun.get(id_, ()) if send.accepted}
         for number, line in enumerate(tries, 1):
             if line["outcome"] == "sent" and number not in accepted:
                 yield f"attempt {number} of {id_} counts as sent, and nobody has accepted it"

@@ -86,9 +86,9 @@ COUNTED: Mapping[str, Callable[[int, timedelta], Algorithm]] = {
 def exported_limits() -> list[type[Algorithm]]:
     found = (getattr(limiters, name) for name in limiters.__all__)
     return [
-        each
-        for each in found
-        if isinstance(each, type) and issubclass(each, Algorithm) and not isabstract(each)
+        kind
+        for kind in found
+        if isinstance(kind, type) and issubclass(kind, Algorithm) and not isabstract(kind)
     ]
 
 

@@ -28,8 +28,10 @@ def us(instant: datetime) -> int:
 
 def terms_of(settings: Settings, **more: Any) -> dict[str, Any]:
     """Return what sends and promises are judged by: the quotas, also as limits of each scope."""
-    quotas = {kind: _rules(each) for kind, each in settings.quotas_of.items()}
-    limits = {f"channel {name}": _rules(each.limits) for name, each in settings.channels.items()}
+    quotas = {kind: _rules(quotas) for kind, quotas in settings.quotas_of.items()}
+    limits = {
+        f"channel {name}": _rules(channel.limits) for name, channel in settings.channels.items()
+    }
     usual = {
         "kind": "terms",
         "at": 0,
@@ -45,7 +47,7 @@ def terms_of(settings: Settings, **more: Any) -> dict[str, Any]:
 
 
 def _rules(rules: Iterable[Any]) -> list[list[int]]:
-    return [[each.count, getattr(each, "length_ms", 0)] for each in rules]
+    return [[rule.count, getattr(rule, "length_ms", 0)] for rule in rules]
 
 
 def told(accepted: Iterable[UUID], cancelled: Iterable[UUID] = ()) -> Lines:
@@ -69,7 +71,7 @@ def of_row(row: Any, kinds: Collection[str], **more: Any) -> dict[str, Any]:
         "digest": "",
         "channel": row.channel,
         "scope": row.scope,
-        "scopes": [(each.kind, each.name) for each in scopes],
+        "scopes": [(scope.kind, scope.name) for scope in scopes],
         "status": row.status,
         "ended_at": row.finished_at and us(row.finished_at),
         "token": row.claim_token,
@@ -104,7 +106,7 @@ def stored(
         rows = connection.execute(select(messages).where(IS_MESSAGE)).all()
         tries = connection.execute(select(attempts)).all()
     yield from (of_row(row, kinds, **told_of(row)) for row in rows)
-    yield from (of_attempt(each.message_id, each) for each in tries)
+    yield from (of_attempt(attempt.message_id, attempt) for attempt in tries)
 
 
 def places(client: redis.Redis, namespace: str) -> Lines:

@@ -117,9 +117,9 @@ class MailServer(_Served):
 
     async def _stop(self) -> None:
         self._server.close()
-        tasks = [each for each in asyncio.all_tasks() if each is not asyncio.current_task()]
-        for each in tasks:
-            each.cancel()
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def handle_DATA(  # noqa: N802 - aiosmtpd's name
@@ -129,7 +129,7 @@ class MailServer(_Served):
         content, sender = envelope.original_content, envelope.mail_from
         assert isinstance(content, bytes)
         assert sender is not None
-        recipients = [str(each) for each in envelope.rcpt_tos]
+        recipients = [str(recipient) for recipient in envelope.rcpt_tos]
         self.taken.append(Taken(sender, recipients, content, [*envelope.mail_options]))
         return f"250 2.0.0 queued as {len(self.taken)}"
 
@@ -186,9 +186,9 @@ class ScriptedServer(_Served):
         self.cut()
 
     def cut(self) -> None:
-        for each in self._open:
+        for line in self._open:
             with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+                line.shutdown(socket.SHUT_RDWR)
         self._open.clear()
 
     def _accept(self) -> None:

@@ -94,7 +94,7 @@ class MariaDBServer:
         found = self.execute(
             f"SELECT id FROM information_schema.processlist WHERE db = '{name}'"  # noqa: S608 - a name of ours
         )
-        self.execute(*(f"KILL {each}" for (each,) in found))
+        self.execute(*(f"KILL {number}" for (number,) in found))
 
     def migrated(self, migrate: Callable[[str], object]) -> str:
         """Return the name of a migrated database with nothing in it.

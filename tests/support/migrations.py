@@ -15,7 +15,7 @@ from dispatcher.store.database import Database
 from dispatcher.store.migrate import options
 
 _FOLDER = Path(__file__).parents[2] / "migrations"
-REVISIONS = sorted(each.name[:4] for each in _FOLDER.glob("versions/*.py"))
+REVISIONS = sorted(path.name[:4] for path in _FOLDER.glob("versions/*.py"))
 HEAD = REVISIONS[-1]
 NEXT = f"{int(HEAD) + 1:04}"
 _NEXT = f'''

@@ -135,7 +135,7 @@ CLUSTER, SENTINEL = "redis+cluster://", "redis+sentinel://"
 
 def client_of(url: str) -> redis.Redis:
     if url.startswith(CLUSTER):
-        seeds = [cast("Any", ClusterNode)(*each) for each in _addresses(url, CLUSTER)]
+        seeds = [cast("Any", ClusterNode)(*address) for address in _addresses(url, CLUSTER)]
         return cast("redis.Redis", RedisCluster(startup_nodes=seeds, protocol=2))
     if url.startswith(SENTINEL):
         _, name, db = url.removeprefix(SENTINEL).split("/")
@@ -146,4 +146,4 @@ def client_of(url: str) -> redis.Redis:
 
 def _addresses(url: str, scheme: str) -> list[tuple[str, int]]:
     hosts = url.removeprefix(scheme).partition("/")[0].split(",")
-    return [(host, int(port)) for host, _, port in (each.partition(":") for each in hosts)]
+    return [(host, int(port)) for host, _, port in (address.partition(":") for address in hosts)]

@@ -27,7 +27,7 @@ _PRELOADED = [
     "celery.apps.worker",
     "celery.bin.celery",
     "celery.concurrency.thread",
-    *(each.name for each in walk_packages(cli.__path__, "dispatcher.cli.")),
+    *(module.name for module in walk_packages(cli.__path__, "dispatcher.cli.")),
     "dispatcher.client",
     "dispatcher.web",
     "fastapi.testclient",
@@ -89,7 +89,7 @@ def in_processes(count: int, work: Callable[..., Any], *arguments: Any) -> list[
             if len(found) < count:  # one hangs: no waiting for each of the others
                 process.kill()
             process.join(_SECONDS)
-    failed = [each for each in found.values() if isinstance(each, Exception)]
+    failed = [answer for answer in found.values() if isinstance(answer, Exception)]
     if failed:
         raise failed[0]
     return [found[number] for number in range(count)]

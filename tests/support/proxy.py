@@ -129,8 +129,8 @@ class Proxy:
         self._wake()
         self._thread.join(60)
         self.cut_all()
-        for each in (self._listener, self._wake_in, self._wake_out):
-            each.close()
+        for end in (self._listener, self._wake_in, self._wake_out):
+            end.close()
         self._selector.close()
 
     def _wake(self) -> None:
@@ -224,8 +224,8 @@ class Proxy:
         if line not in self._lines:
             return
         self._lines.remove(line)
-        for each in (line.client, line.server):
-            self._selector.unregister(each)
+        for side in (line.client, line.server):
+            self._selector.unregister(side)
         _reset(line.client)
         line.server.close()
 

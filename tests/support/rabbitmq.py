@@ -48,10 +48,10 @@ def queue_of_own() -> Iterator[str]:
     name = f"dispatcher-test-{uuid4().hex}"
     yield name
     with Connection(url) as connection:
-        for each in (name, f"{name}.{CHANNEL}", f"{name}.memory"):
+        for queue in (name, f"{name}.{CHANNEL}", f"{name}.memory"):
             for kind in (Queue, Exchange):
                 with suppress(*connection.channel_errors), connection.channel() as channel:
-                    kind(each, channel=channel).delete()
+                    kind(queue, channel=channel).delete()
 
 
 def _found() -> str:

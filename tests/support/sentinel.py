@@ -61,7 +61,7 @@ class Watched:
 
     @property
     def url(self) -> str:
-        return f"{SENTINEL}{','.join(each.address for each in self.sentinels)}/{NAME}/0"
+        return f"{SENTINEL}{','.join(sentinel.address for sentinel in self.sentinels)}/{NAME}/0"
 
     def client(self) -> redis.Redis:
         return client_of(self.url)
@@ -69,7 +69,9 @@ class Watched:
     @property
     def master(self) -> Node:
         """The master that most sentinels name."""
-        ports = sorted(int(each.seen()["port"]) for each in self.sentinels if each.alive)
+        ports = sorted(
+            int(sentinel.seen()["port"]) for sentinel in self.sentinels if sentinel.alive
+        )
         return next(node for node in self.nodes if node.port == ports[len(ports) // 2])
 
     def wait_for_failover(self, old: Node) -> Node:
@@ -100,5 +102,5 @@ def watched_pair() -> Iterator[Watched]:
         sentinels = [
             stack.enter_context(started(lambda: Sentinel(master))) for _ in range(_SENTINELS)
         ]
-        wait_until(lambda: all(each.is_ready for each in sentinels))
+        wait_until(lambda: all(sentinel.is_ready for sentinel in sentinels))
         yield Watched([master, replica], sentinels)

@@ -65,7 +65,7 @@ class Story:
         self.real: Reserving = reserving(
             url,
             list(quotas[OWN_SCOPE]),
-            further={kind: each for kind, each in quotas.items() if kind != OWN_SCOPE},
+            further={kind: rules for kind, rules in quotas.items() if kind != OWN_SCOPE},
             namespace=f"story-{next(self.numbers)}",
             shards=SHARDS,
         )
@@ -85,7 +85,7 @@ class Story:
         for scope in scopes:
             self.ledger.places.setdefault(scope, {}).update(members)
             name = self.real.keys(scope.home).window(scope.name, scope.kind)
-            self.real.client.zadd(name, {each.bytes: at for each, at in members.items()})
+            self.real.client.zadd(name, {id_.bytes: at for id_, at in members.items()})
         self.of |= dict.fromkeys(members, Wish(scopes))
         self.is_filled = True
 
@@ -138,8 +138,8 @@ class Story:
     def confirm(self, _: Step) -> None:
         """Confirm, as the sweep does, all that waits for the store; the scripts are lost."""
         found = self.real.upkeep.unconfirmed(older_than=timedelta(0), limit=1_000)
-        places = {each: at for held in self.ledger.places.values() for each, at in held.items()}
-        times = {each: from_ms(at) for each, at in places.items()}
+        places = {id_: at for held in self.ledger.places.values() for id_, at in held.items()}
+        times = {id_: from_ms(at) for id_, at in places.items()}
         assert self.real.upkeep.confirm(found, stored(times, self.tails)) == 0
         self.unconfirmed.clear()
         self.real.client.script_flush()
@@ -259,7 +259,7 @@ def scattered(random: Random, count: int, gap: int) -> list[int]:
 
 
 PATTERNS: dict[str, Callable[[Random, int, int], list[int]]] = {
-    each.__name__: each for each in (full, equal, gaps, nearly, bursts, scattered)
+    pattern.__name__: pattern for pattern in (full, equal, gaps, nearly, bursts, scattered)
 }
 
 
@@ -280,7 +280,7 @@ def large(
     """
     scopes = BOTH if near else ONE
     story = Story(url, {OWN_SCOPE: quotas, **({NEAR: near} if near else {})}, [Wish(scopes)])
-    times = sorted(BASE + each for each in members)
+    times = sorted(BASE + member for member in members)
     story.fill(scopes, times)
     if near:
         story.fill(scopes[1:], times[::9])

@@ -53,4 +53,4 @@ def test_a_secret_is_found_in_text_fields_and_traceback() -> None:
             log.exception("not sent")
         log.warning("sent")
         logging.getLogger("mail.log").warning("the test's own server took %s", BODY)
-    assert [each.split(":")[0] for each in leaks] == ["dispatcher.somewhere"] * 3
+    assert [leak.split(":")[0] for leak in leaks] == ["dispatcher.somewhere"] * 3

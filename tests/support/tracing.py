@@ -22,12 +22,12 @@ class Switched(SpanProcessor):
         self.listening: list[SpanProcessor] = []
 
     def on_start(self, span: object, parent_context: object = None) -> None:
-        for each in self.listening:
-            each.on_start(span, parent_context)  # type: ignore[arg-type]  # passed on
+        for processor in self.listening:
+            processor.on_start(span, parent_context)  # type: ignore[arg-type]  # passed on
 
     def on_end(self, span: ReadableSpan) -> None:
-        for each in self.listening:
-            each.on_end(span)
+        for processor in self.listening:
+            processor.on_end(span)
 
 
 @cache
@@ -52,15 +52,15 @@ class Collected:
         self._processor = processor
 
     def all(self) -> list[ReadableSpan]:
-        return sorted(self._exporter.get_finished_spans(), key=lambda each: each.start_time or 0)
+        return sorted(self._exporter.get_finished_spans(), key=lambda span: span.start_time or 0)
 
     def named(self, name: str) -> list[ReadableSpan]:
-        return [each for each in self.all() if each.name == name]
+        return [span for span in self.all() if span.name == name]
 
     def text(self) -> str:
         """All that is exported of them, and all logs that libraries export since."""
-        logs = (each.to_json() for each in _logs().get_finished_logs())
-        return "\n".join((*(each.to_json() for each in self.all()), *logs))
+        logs = (log.to_json() for log in _logs().get_finished_logs())
+        return "\n".join((*(span.to_json() for span in self.all()), *logs))
 
     @contextmanager
     def also(self, processor: SpanProcessor) -> Iterator[None]:

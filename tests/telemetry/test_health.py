@@ -71,7 +71,7 @@ class Server:
 
 def health_of(clock: Clock, **servers: Server) -> Health:
     """Return health that waits as long as a slow machine takes."""
-    asks = {name: each.ask for name, each in servers.items()}
+    asks = {name: server.ask for name, server in servers.items()}
     return Health(asks, clock=clock, patience=timedelta(minutes=1))
 
 
@@ -341,11 +341,11 @@ def test_a_process_says_that_it_lives_what_it_did_and_that_it_ended(
     assert worker.name == f"celery@here {os.getpid()}"
     assert worker.is_alive
     wait_until(lambda: signs.read()[Kind.ZONES])
-    assert [each.name for each in signs.read()[Kind.ZONES]] == [database().version]
+    assert [sign.name for sign in signs.read()[Kind.ZONES]] == [database().version]
     pulse.stop()
     found = signs.read()
     assert found[Kind.WORKER] == ()
-    assert [each.name for each in found[Kind.DUTY]] == ["rescue"]
+    assert [sign.name for sign in found[Kind.DUTY]] == ["rescue"]
 
 
 def test_nothing_waits_for_a_redis_that_is_away_and_signs_go_on(

@@ -69,7 +69,7 @@ def tell(hooks: Hooks, transition: Transition, *messages: Message) -> None:
 def test_each_is_told_by_how_it_stands_and_by_nothing_else() -> None:
     calls = HookCalls("on_scheduled", "on_sent")
     rows = [row(Status.SENT), row(Status.SCHEDULED), row(Status.CANCELLED), row(Status.SENT)]
-    hooks = Hooks(calls, read=lambda ids: [each for each in rows if each.id in ids])
+    hooks = Hooks(calls, read=lambda ids: [row for row in rows if row.id in ids])
     new = row(Status.SCHEDULED)
     tell(hooks, Transition.SCHEDULED, new)
     Journal(listeners=[hooks.on_event]).tell_of(Transition.SCHEDULED, rows[0].id, "status")
@@ -329,7 +329,7 @@ def test_a_meter_that_fails_stops_counting_and_nothing_else(
         journal.tell(Transition.SENT, a_message())
         journal.count(lambda meter: meter.swept("rescue", {}))
     assert calls == ["on_event"]
-    said = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+    said = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert said == ["metrics stopped in this process; restart it"]
     assert len(caplog.records) == 3
 

@@ -134,7 +134,7 @@ def test_neither_mail_nor_webhooks_say_it_at_debug(
     assert secret not in str([record.getMessage() for record in everything.records])
     assert leaks(everything) == []
     written = "".join(capfd.readouterr())
-    assert not [each for each in SECRETS if each in written], "not past the log either"
+    assert not [secret for secret in SECRETS if secret in written], "not past the log either"
 
 
 def test_no_traceback_quotes_the_key_of_a_command_that_redis_refused(house: House) -> None:

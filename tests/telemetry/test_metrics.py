@@ -99,7 +99,7 @@ def test_submits_and_what_refused_them(build: Build, counted: Counted) -> None:
         [replace(draft, recipient="eve") for draft in drafts], atomic=True
     )
     errors = [answer.error for answer in done if isinstance(answer, Rejection)]
-    assert sum(isinstance(each, BatchRefused) for each in errors) == 2
+    assert sum(isinstance(error, BatchRefused) for error in errors) == 2
     assert counted("refused_total", reason="batch", quota="") == 2
     assert counted("refused_total", reason="quota", quota="2/minute") == 4
     assert became(counted, "scheduled") == 4
@@ -151,7 +151,8 @@ def test_how_the_house_stands(build: Build) -> None:
     assert 4 <= vitals["sweep_age_seconds"]["rescue",] < 30
     house.dispatcher.cancel(far.id)
     assert overviews.vitals()[0].values == {("memory", "scheduled"): 2}
-    names = {each.name for each in VitalsCollector(overviews.vitals, clock=house.clock).collect()}
+    collector = VitalsCollector(overviews.vitals, clock=house.clock)
+    names = {metric.name for metric in collector.collect()}
     assert "dispatcher_oldest_overdue_seconds" in names
 
 
@@ -211,7 +212,7 @@ def test_no_label_names_a_recipient_a_scope_or_a_message() -> None:
 def expressions() -> list[str]:
     board = json.loads(DASHBOARD.read_text())
     found = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
-    return found + [each["query"] for each in board["templating"]["list"]]
+    return found + [variable["query"] for variable in board["templating"]["list"]]
 
 
 def test_the_dashboard_asks_for_metrics_and_labels_that_there_are() -> None:
@@ -224,7 +225,7 @@ def test_the_dashboard_asks_for_metrics_and_labels_that_there_are() -> None:
         names = re.findall(r"\bdispatcher_\w+", text)
         labels = set(re.findall(r"(\w+)\s*(?:=~|!=|!~|=)\s*\"", text))
         for some in re.findall(r"by \(([^)]*)\)", text):
-            labels |= {each.strip() for each in some.split(",")}
+            labels |= {part.strip() for part in some.split(",")}
         for name in names:
             assert labels <= there[name] | {"le"}, text
         for said in re.findall(r"transition=~?\"([^\"]*)\"", text):
@@ -238,7 +239,7 @@ def test_the_page_tells_of_every_metric_transition_and_field() -> None:
     suffixes = ("_bucket", "_sum", "_count", "_created")
     names = {metric.name for metric in everything()}
     families = {re.sub(f"({'|'.join(suffixes)})$", "", name) for name in names}
-    words = families | {f"`{kind.value}`" for kind in Transition} | {f"`{each}`" for each in FIELDS}
+    words = families | {f"`{kind.value}`" for kind in Transition} | {f"`{name}`" for name in FIELDS}
     assert {word for word in words if word not in page} == set()
     asked = set(re.findall(r"\bdispatcher_\w+", page))
     assert asked <= names | families

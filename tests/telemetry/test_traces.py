@@ -218,7 +218,7 @@ def test_pipelined_submits_have_parents_of_their_own(traced: House, spans: Colle
         f"Content-Length: {len(body)}",
     )
     head = "\r\n".join(lines).encode()
-    parents = [b"\r\ntraceparent: 00-%b-%b-01" % (each * 32, each * 16) for each in (b"a", b"b")]
+    parents = [b"\r\ntraceparent: 00-%b-%b-01" % (digit * 32, digit * 16) for digit in (b"a", b"b")]
     calls = [head + parent + b"\r\n\r\n" + body for parent in (*parents, b"")]
     with beside(api(traced.dispatcher)) as address:
         port = urlsplit(address).port or 80
@@ -269,7 +269,7 @@ def test_drafts_that_are_read_one_by_one_are_one_span_that_is_not_the_callers(
     traced: House, spans: Collected
 ) -> None:
     current = set()
-    asked = (each for each in [*drafts(2), *drafts(1, recipient="")])
+    asked = (draft for draft in [*drafts(2), *drafts(1, recipient="")])
     answers = traced.dispatcher.submit_many(asked)
     for _ in answers:
         current.add(trace.get_current_span())
@@ -356,7 +356,7 @@ def test_a_fault_of_the_sdk_holds_up_no_message_and_makes_no_outcome_unknown(
         other = traced.submit("ben")
         assert traced.deliver(other) == 1
     assert traced.sent == [message.id, other.id]
-    assert [traced.again(each).status for each in (message, other)] == ["sent", "sent"]
+    assert [traced.again(message).status for message in (message, other)] == ["sent", "sent"]
     assert caplog.text.count("tracing stopped in this process") == 1
     assert CANARY not in caplog.text
 

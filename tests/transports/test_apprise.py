@@ -45,8 +45,8 @@ def test_a_message_goes_to_the_services_of_the_settings(receiver: Receiver) -> N
         body = {"title": "Reminder", "text": text}
         message = a_message(body=body, recipient="without a placeholder any, text/../x")
         assert transport.send(message) == "JSON, JSON"
-        for each in (receiver, other):
-            [received] = each.received
+        for service in (receiver, other):
+            [received] = service.received
             assert received.path == "/hook"
             content = json.loads(received.content)
             assert (content["title"], content["message"]) == (body["title"], body["text"])

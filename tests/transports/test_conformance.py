@@ -86,7 +86,7 @@ class TestWebhook(Served):
 
     def keys_seen(self, transport: Transport) -> Sequence[str] | None:
         del transport
-        return [each.headers["idempotency-key"] for each in self.receiver.received]
+        return [request.headers["idempotency-key"] for request in self.receiver.received]
 
 
 class TestWebhookOfRecipients(Served):
@@ -103,12 +103,12 @@ class TestWebhookOfRecipients(Served):
         return WebhookTransport(http=True, allow=LOOPBACK, ports=[port], **more)
 
     def unsendable(self) -> Iterable[tuple[str, Mapping[str, Any]]]:
-        for each in ("ada", "ftp://127.0.0.1/", "http://10.0.0.1/", "http://a:b@127.0.0.1/"):
-            yield each, self.body
+        for address in ("ada", "ftp://127.0.0.1/", "http://10.0.0.1/", "http://a:b@127.0.0.1/"):
+            yield address, self.body
 
     def keys_seen(self, transport: Transport) -> Sequence[str] | None:
         del transport
-        return [each.headers["webhook-id"] for each in self.receiver.received]
+        return [request.headers["webhook-id"] for request in self.receiver.received]
 
 
 class TestApprise(Served):
@@ -160,8 +160,8 @@ class TestSmtp(TransportSuite):
 
     def keys_seen(self, transport: Transport) -> Sequence[str]:
         del transport
-        found = [re.search(rb"Message-ID: (\S+)", each.content) for each in self.mail.taken]
-        return [each[1].decode() for each in found if each]
+        found = [re.search(rb"Message-ID: (\S+)", taken.content) for taken in self.mail.taken]
+        return [match[1].decode() for match in found if match]
 
 
 SECRET = "hunter2-ada"  # noqa: S105 - looked for where it must not be
@@ -178,7 +178,7 @@ class TestMemory(TransportSuite):
 
     def keys_seen(self, transport: Transport) -> Sequence[str]:
         assert isinstance(transport, MemoryTransport)
-        return [str(each.id) for each in transport.sent]
+        return [str(message.id) for message in transport.sent]
 
 
 class TestConsole(TransportSuite):
@@ -315,7 +315,7 @@ class Suite(TransportSuite):
 
 
 def suite_of(**made: Callable[[], Good]) -> type[TransportSuite]:
-    return type("Made", (Suite,), {name: staticmethod(each) for name, each in made.items()})
+    return type("Made", (Suite,), {name: staticmethod(method) for name, method in made.items()})
 
 
 def test_a_transport_that_keeps_every_rule_passes() -> None:
@@ -351,7 +351,7 @@ def test_a_transport_that_keeps_every_rule_passes() -> None:
         ({"hangs": raises(late)}, "with a timeout of 0.1 s"),
         ({"hangs": SWALLOWS}, "from a provider that never answers"),
     ],
-    ids=lambda each: each if isinstance(each, str) else "",
+    ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_a_broken_rule_is_named(made: dict[str, Callable[[], Good]], says: str) -> None:
     with pytest.raises(Exception) as caught:  # noqa: PT011 - AssertionErrors, and what is raised

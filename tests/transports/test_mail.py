@@ -97,52 +97,52 @@ def test_an_address_is_taken_as_it_is(text: str) -> None:
 
 def attached(**changes: Any) -> dict[str, Any]:
     one = {"filename": "a.pdf", "content": BASE64, "type": "application/pdf"} | changes
-    return {**TEXT, "attachments": [{name: each for name, each in one.items() if each is not None}]}
+    return {**TEXT, "attachments": [{name: part for name, part in one.items() if part is not None}]}
 
 
 @pytest.mark.parametrize(
     ("body", "field"),
     [
         *((body, "body") for body in ({}, {"subject": "hello"})),
-        *(({"text": each}, "body.text") for each in (7, None, "a\0b", "a\ud800b")),
+        *(({"text": value}, "body.text") for value in (7, None, "a\0b", "a\ud800b")),
         ({"html": ["<p>"]}, "body.html"),
         (TEXT | {"subjet": "typo"}, "body.subjet"),
         (TEXT | {"bcc": "v@e.org"}, "body.bcc"),
-        *((TEXT | {"subject": each}, "body.subject") for each in (
+        *((TEXT | {"subject": value}, "body.subject") for value in (
             "", 7, " x", "x ", "x" * 501, "a\r\nBcc: v@e.org", "a\nb", "a\rb", "a\0b", "a\x85b",
             "a\u2028b", "a\u2029b", "a\x0bb", "a\x0cb", "a\x1cb", "a\u202eb", "a\u2066b",
             "a\u200fb", "a\ud800b", "a\tb", "a\x7fb",
         )),
-        *((TEXT | {"headers": each}, "body.headers") for each in (
+        *((TEXT | {"headers": value}, "body.headers") for value in (
             7, ["X-A"], {"Bcc": "v@e.org"}, {"To": "v@e.org"}, {"From": "v@e.org"}, {"Sender": "x"},
             {"Content-Type": "text/html"}, {"MIME-Version": "2"}, {"Message-ID": "<x@y>"},
             {"DKIM-Signature": "x"}, {"Received": "x"}, {"Resent-To": "x"}, {"X-A\r\nBcc": "x"},
             {"X-A: b\nBcc": "x"}, {"X-A ": "x"}, {"X-": "x"}, {"": "x"}, {"X-Ä": "x"},
             {"X-A:": "x"},
         )),
-        *((TEXT | {"headers": {"X-A": each}}, "body.headers.X-A") for each in (
+        *((TEXT | {"headers": {"X-A": value}}, "body.headers.X-A") for value in (
             "a\r\nBcc: v@e.org", "a\0", 7,
         )),
         (TEXT | {"headers": {"X-\u212a": "1"}}, "body.headers"),
-        *((TEXT | {"headers": {each: "1"}}, f"body.headers.{each}") for each in STEERING),
+        *((TEXT | {"headers": {name: "1"}}, f"body.headers.{name}") for name in STEERING),
         (TEXT | {"headers": {"X-A": "1", "x-a": "2"}}, "body.headers.x-a"),
         (TEXT | {"attachments": {"filename": "a"}}, "body.attachments"),
         (TEXT | {"attachments": ["/etc/passwd"]}, "body.attachments[0]"),
-        *((attached(filename=each), "body.attachments[0].filename") for each in (
+        *((attached(filename=value), "body.attachments[0].filename") for value in (
             None, "../../etc/passwd", "ö" * 128, "..\\x", 'a"\r\nBcc: v@e.org',
         )),
-        *((attached(content=each), "body.attachments[0].content") for each in (
+        *((attached(content=value), "body.attachments[0].content") for value in (
             None, "not base64!", "aGVsbG8", "aGVs\nbG8=", "ä",
         )),
-        *((attached(type=each), "body.attachments[0].type") for each in (
+        *((attached(type=value), "body.attachments[0].type") for value in (
             "pdf", "multipart/mixed", "message/rfc822", "text/plain\r\nBcc: v@e.org",
             "text/plain; charset=x",
         )),
-        *((attached(**{each: "x"}), f"body.attachments[0].{each}") for each in ("path", "url")),
-        *((TEXT | {"reply_to": each}, "body.reply_to") for each in (None, 7, ["a@b.c"], {"a": 1})),
-        *((TEXT | {"to": each}, "body.to") for each in ("a@b.c", ["a@b.c\r\nBcc: v@e.org"])),
-        *((TEXT | {"cc": each}, "body.cc") for each in (["Ada <a@b.c>, v@e.org"], ["a@b.c"] * 101)),
-        *((TEXT | {"from": each}, "body.from") for each in (
+        *((attached(**{name: "x"}), f"body.attachments[0].{name}") for name in ("path", "url")),
+        *((TEXT | {"reply_to": text}, "body.reply_to") for text in (None, 7, ["a@b.c"], {"a": 1})),
+        *((TEXT | {"to": value}, "body.to") for value in ("a@b.c", ["a@b.c\r\nBcc: v@e.org"])),
+        *((TEXT | {"cc": cc}, "body.cc") for cc in (["Ada <a@b.c>, v@e.org"], ["a@b.c"] * 101)),
+        *((TEXT | {"from": value}, "body.from") for value in (
             "v@e.org", "Shop <mail@shop.example>, v@e.org",
         )),
     ],
@@ -188,8 +188,8 @@ def test_a_mail_has_all_that_its_body_says() -> None:
     assert plain.get_content() == "hé\r\n.\r\n..x\r\n.\r\n"
     assert rich.get_content() == "<p>hé</p>\r\n"
     found = [
-        (each.get_filename(), each.get_content_type(), each.get_payload(decode=True))
-        for each in parsed.iter_attachments()
+        (part.get_filename(), part.get_content_type(), part.get_payload(decode=True))
+        for part in parsed.iter_attachments()
     ]
     assert found == [
         ("Größe 1.pdf", "application/pdf", b"%PDF"),

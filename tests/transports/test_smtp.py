@@ -99,7 +99,7 @@ def test_addresses_beyond_ascii_go_where_they_are_understood() -> None:
         transport = server.transport()
         assert transport.send(an_email("jörg@müller.example"))
         assert transport.send(an_email("ada@example.org"))
-    assert [each.recipients for each in server.taken] == [
+    assert [mail.recipients for mail in server.taken] == [
         ["jörg@müller.example"], ["ada@example.org"],
     ]  # fmt: skip
     assert "SMTPUTF8" in server.taken[0].options
@@ -152,7 +152,7 @@ def test_without_starttls_nothing_is_said_in_the_clear() -> None:
         with pytest.raises(TemporaryFailure, match="offers no STARTTLS") as caught:
             transport.send(an_email())
     assert caught.value.closes_channel
-    assert [each.split()[0] for each in server.heard] == ["ehlo"]
+    assert [line.split()[0] for line in server.heard] == ["ehlo"]
 
 
 def test_replies_injected_before_starttls_end_the_connection() -> None:
@@ -191,12 +191,12 @@ def test_a_line_is_used_again_and_each_thread_has_one() -> None:
             transport.send(an_email())
         assert server.connections == 2, "one that was idle for long is not used"
         receipts = at_once([lambda: transport.send(an_email()) for _ in range(8)])
-        assert all(isinstance(each, str) for each in receipts)
+        assert all(isinstance(receipt, str) for receipt in receipts)
         assert 2 <= server.connections <= 9
         before = server.connections
         at_once([lambda: transport.send(an_email()) for _ in range(before - 1)])
         assert server.connections == before
-        assert len({tuple(each.recipients) for each in server.taken}) == 1
+        assert len({tuple(mail.recipients) for mail in server.taken}) == 1
     assert len(server.taken) == 5 + 8 + before - 1
 
 
@@ -314,7 +314,7 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(
-    ("word", "way", "kind"), FAILURES, ids=lambda each: each[:20] if isinstance(each, str) else ""
+    ("word", "way", "kind"), FAILURES, ids=lambda word: word[:20] if isinstance(word, str) else ""
 )
 def test_a_failure_says_whether_the_server_has_it_and_whether_to_try_again(
     word: str, way: str, kind: type[DeliveryError]
@@ -424,7 +424,7 @@ def test_after_a_refusal_the_line_carries_the_next_message(word: str) -> None:
             transport.send(an_email())
         assert transport.send(an_email()) == "250 queued"
         assert server.connections == 1
-        assert ("rset" in [each.lower() for each in server.heard]) is (word != "message")
+        assert ("rset" in [line.lower() for line in server.heard]) is (word != "message")
 
 
 def test_an_error_shows_neither_recipient_nor_password() -> None:

@@ -76,7 +76,7 @@ def test_the_library_of_receivers_verifies_the_signature(receiver: Receiver) -> 
         clock.advance(timedelta(seconds=61))
     received, again = receiver.received
     assert again.headers["webhook-id"] == received.headers["webhook-id"] == str(message.id)
-    times = [int(each.headers["webhook-timestamp"]) for each in (received, again)]
+    times = [int(request.headers["webhook-timestamp"]) for request in (received, again)]
     assert times[1] == times[0] + 61
     assert again.headers["webhook-signature"] != received.headers["webhook-signature"]
     assert received.headers["webhook-signature"].count("v1,") == 2, "while keys change"
@@ -204,8 +204,8 @@ def test_an_option_that_cannot_be_used_is_named_and_no_secret_with_it(
 def test_no_receiver_can_sign_for_another() -> None:
     with receiving() as one, receiving() as two:
         transport = open_to(one.port, two.port, secrets=[NEW_SECRET, SECRET])
-        for each in (one, two):
-            transport.send(a_message(recipient=each.url))
+        for hook in (one, two):
+            transport.send(a_message(recipient=hook.url))
         [first], [second] = one.received, two.received
     for secret in (SECRET, NEW_SECRET):
         assert verified(first, receiver_secret(secret, one.url))
@@ -358,7 +358,7 @@ def test_what_a_server_sends_unasked_is_the_answer_of_no_other_message(
     receiver.answer = answer
     transport = to(receiver)
     assert {transport.send(a_message()) for _ in range(5)} == {"200"}
-    assert len({each.connection for each in receiver.received}) == 5
+    assert len({request.connection for request in receiver.received}) == 5
 
 
 def test_a_server_that_reads_slowly_is_cut_at_the_deadline() -> None:
@@ -420,7 +420,7 @@ def test_an_idle_connection_that_the_server_has_ended_is_not_used_again(
     for _ in range(20):
         transport.send(a_message())
         wait_until(lambda: all(kept.has_unasked for _, kept in transport._idle._kept))
-    assert len({each.connection for each in receiver.received}) == 20
+    assert len({request.connection for request in receiver.received}) == 20
 
 
 def test_no_thread_ends_the_connection_of_another(
@@ -461,7 +461,7 @@ def test_an_idle_connection_is_kept_for_a_moment_only(receiver: Receiver) -> Non
     transport._seconds = 0.0
     with pytest.raises(TemporaryFailure, match="not sent"):  # one that is kept was not written to
         transport.send(a_message())
-    first, second = (each.connection for each in receiver.received)
+    first, second = (request.connection for request in receiver.received)
     assert first == second
     transport._seconds = 5.0
     transport.send(a_message())

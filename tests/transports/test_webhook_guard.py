@@ -64,7 +64,7 @@ def test_a_name_that_is_rebound_after_the_look_is_connected_to_where_the_look_we
     message = a_message(recipient=url_of(receiver, scheme="http"))
     with pytest.raises(TemporaryFailure, match="refused"):
         transport.send(message)  # to 127.0.0.2, where nobody listens
-    assert [each.args[0] for each in names.call_args_list] == ["hooks.example"], (
+    assert [call.args[0] for call in names.call_args_list] == ["hooks.example"], (
         "one look for one connection"
     )
     with pytest.raises(PermanentFailure, match="may not be reached"):
@@ -149,7 +149,7 @@ def test_two_names_at_one_address_share_no_connection(authority: Authority) -> N
         transport = open_to(one.port, resolver=Mock(return_value=["127.0.0.1"]))
         for host in ("a.example", "b.example", "a.example"):
             transport.send(a_message(recipient=url_of(one, host)))
-        first, second, third = (each.connection for each in one.received)
+        first, second, third = (request.connection for request in one.received)
         assert first == third != second
 
 
@@ -168,7 +168,7 @@ def test_what_tls_has_decrypted_beyond_an_answer_is_that_of_no_other_message(
     transport = open_to(secure.port, resolver=Mock(return_value=["127.0.0.1"]))
     for _ in range(3):
         transport.send(a_message(recipient=url_of(secure)))
-    assert len({each.connection for each in secure.received}) == 3
+    assert len({request.connection for request in secure.received}) == 3
 
 
 def test_an_unknown_authority_is_not_trusted() -> None:
@@ -223,9 +223,9 @@ def test_private_addresses_are_never_reached() -> None:
     ours = Addresses()
     for _ in range(4_000):
         v4, v6 = IPv4Address(luck.getrandbits(32)), IPv6Address(luck.getrandbits(128))
-        for each in (v4, v6):
-            hidden = not each.is_global or each.is_multicast or each.is_reserved
-            assert not (hidden and ours.allow(str(each))), each
+        for address in (v4, v6):
+            hidden = not address.is_global or address.is_multicast or address.is_reserved
+            assert not (hidden and ours.allow(str(address))), address
 
 
 SPELLINGS = [

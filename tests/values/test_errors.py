@@ -47,9 +47,9 @@ ID = UUID(int=7)
 
 def classes() -> dict[str, type[BaseException]]:
     return {
-        name: each
-        for name, each in vars(errors).items()
-        if inspect.isclass(each) and issubclass(each, BaseException)
+        name: kind
+        for name, kind in vars(errors).items()
+        if inspect.isclass(kind) and issubclass(kind, BaseException)
     }
 
 
@@ -71,8 +71,8 @@ def drawn() -> dict[str, str | None]:
 
 def test_the_drawn_tree_is_the_real_one() -> None:
     real = {
-        name: next((base.__name__ for base in each.__bases__ if base.__name__ in classes()), None)
-        for name, each in classes().items()
+        name: next((base.__name__ for base in kind.__bases__ if base.__name__ in classes()), None)
+        for name, kind in classes().items()
     }
     assert drawn() == real
 
@@ -129,7 +129,7 @@ CARRYING: list[tuple[errors.DispatcherError, dict[str, object], list[str]]] = [
 
 
 @pytest.mark.parametrize(
-    ("error", "data", "said"), CARRYING, ids=[type(each).__name__ for each, _, _ in CARRYING]
+    ("error", "data", "said"), CARRYING, ids=[type(error).__name__ for error, _, _ in CARRYING]
 )
 def test_an_error_carries_its_data_says_it_and_survives_the_way_between_processes(
     error: errors.DispatcherError, data: dict[str, object], said: list[str]
@@ -245,7 +245,7 @@ SQL_ERRORS: list[tuple[sa.SQLAlchemyError, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("error", "says"), SQL_ERRORS, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize(("error", "says"), SQL_ERRORS, ids=lambda error: type(error).__name__)
 def test_sql_errors_are_translated_without_their_text(error: sa.SQLAlchemyError, says: str) -> None:
     with pytest.raises(StoreUnavailable) as caught, in_store():
         raise error
@@ -339,7 +339,7 @@ def test_every_error_of_the_broker_is_translated(
         (redis.ConnectionError(SECRET), "Redis cannot be reached"),
         (redis.exceptions.NoPermissionError(SECRET), "the user of Redis lacks a right"),
     ],
-    ids=lambda each: str(each)[:20],
+    ids=lambda error: str(error)[:20],
 )
 def test_a_broker_that_gives_no_right_says_so(error: Exception, says: str) -> None:
     refused = of_broker(error, "the broker did not take the tasks")

@@ -87,7 +87,7 @@ def test_ids_are_ordered_by_the_time_they_were_made() -> None:
     ids = [new_id() for _ in range(1_000)]
     assert len(set(ids)) == 1_000
     assert ids == sorted(ids)
-    assert {each.version for each in ids} == {7}
+    assert {message_id.version for message_id in ids} == {7}
 
 
 STORED: list[tuple[dict[str, Any], str]] = [

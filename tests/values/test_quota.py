@@ -168,7 +168,7 @@ def test_a_period_is_where_the_clocks_of_its_zone_say(
 ) -> None:
     """Around each change of many zones: ``tests/property/test_calendars.py``."""
     quota = CalendarQuota(1, unit, zone)
-    assert [*quota.bounds(ms(instant), 1)] == [ms(each) for each in bounds.split()]
+    assert [*quota.bounds(ms(instant), 1)] == [ms(bound) for bound in bounds.split()]
 
 
 def test_the_caller_says_which_zone() -> None:
@@ -184,7 +184,7 @@ def test_offsets_lie_where_the_longest_period_says() -> None:
     months = [datetime(year, month, 1) for year in range(1970, 2101) for month in (1, 4, 7, 10)]  # noqa: DTZ001 - the zone comes below
     for name in available_timezones():
         zone = ZoneInfo(name)
-        offsets = {cast(timedelta, zone.utcoffset(each)) for each in months}
+        offsets = {cast(timedelta, zone.utcoffset(month)) for month in months}
         low, high = min(low, *offsets), max(high, *offsets)
     spare = CalendarQuota(1, "day", None).longest_ms - 86_400_000
     assert high - low <= timedelta(milliseconds=spare)

@@ -130,7 +130,7 @@ def test_a_local_time_that_a_clock_change_repeats_needs_fold(
     with pytest.raises(InvalidSendTime, match="happens twice") as refused:
         send_time.parse(local, zone=zone)
     offered = re.findall(r"(\S+) \((?:first|second)\)", refused.value.accepted)
-    assert [send_time.parse(each) for each in offered] == [first, second]
+    assert [send_time.parse(text) for text in offered] == [first, second]
     assert send_time.parse(local, zone=zone, fold=0) == first
     assert send_time.parse(local, zone=zone, fold=1) == second
     naive = datetime.fromisoformat(local).replace(fold=1)

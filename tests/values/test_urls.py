@@ -36,9 +36,8 @@ def test_a_url_of_sentinels_names_a_master_and_perhaps_a_database(path: str, dat
     pool: Any = client.connection_pool
     assert pool.service_name == "gate"
     assert pool.connection_kwargs["db"] == database
-    ports = [
-        each.connection_pool.connection_kwargs["port"] for each in pool.sentinel_manager.sentinels
-    ]
+    sentinels = pool.sentinel_manager.sentinels
+    ports = [sentinel.connection_pool.connection_kwargs["port"] for sentinel in sentinels]
     assert ports == [26380, 26379]
 
 
@@ -102,7 +101,8 @@ def test_an_option_that_would_break_each_call_is_refused_at_start(
 def test_hosts_may_be_addresses_of_ipv6_and_sentinels_have_passwords_of_their_own() -> None:
     client = connect_redis("rediss+sentinel://u:p@[::1]:26380,two/gate?sentinel_password=s")
     pool: Any = client.connection_pool
-    first, _ = (each.connection_pool.connection_kwargs for each in pool.sentinel_manager.sentinels)
+    sentinels = pool.sentinel_manager.sentinels
+    first, _ = (sentinel.connection_pool.connection_kwargs for sentinel in sentinels)
     assert (first["host"], first["port"], first["password"]) == ("::1", 26380, "s")
     assert (pool.connection_kwargs["username"], pool.connection_kwargs["password"]) == ("u", "p")
 

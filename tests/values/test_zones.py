@@ -97,7 +97,7 @@ def test_every_change_of_every_zone_is_found() -> None:
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     for name, listed in changes_of_all_zones().items():
         zone = ZoneInfo(name)
-        for change in (each for each in listed if each >= 0):
+        for change in (second for second in listed if second >= 0):
             at = epoch + timedelta(seconds=change)
             before = (at - timedelta(seconds=1)).astimezone(zone).utcoffset()
             after = at.astimezone(zone).utcoffset()
