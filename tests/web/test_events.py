@@ -15,7 +15,7 @@ import pytest
 
 from dispatcher.message import new_id
 from dispatcher.telemetry.journal import Event, Transition
-from dispatcher.web import Right, api, bounds
+from dispatcher.web import Right, api, bounds, keys
 from dispatcher.web import calls as api_calls
 from dispatcher.web.keys import ApiKeys
 from dispatcher.web.problems import Refused
@@ -109,7 +109,10 @@ def test_a_listener_hears_of_its_own_messages_alone(telling: House, address: str
         assert next(of_file)[2]["message_id"] == str(filed.id)
 
 
-def test_a_revoked_key_hears_nothing_further(telling: House, address: str) -> None:
+def test_a_revoked_key_hears_nothing_further(
+    telling: House, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "_TTL_SECONDS", 0.1)
     token = key(telling)
     with listener(address, token) as heard:
         telling.submit("ada", send_in=HOUR)
