@@ -56,7 +56,7 @@ _QUOTING = frozenset(
 )
 """Kinds of errors whose texts quote the value; those with a context ``error`` do so, too."""
 _OF_KEY = "[key]"
-"""Stands for a key of the caller's; pydantic writes it after one that is itself wrong."""
+"""The step that pydantic adds to the path of an error about a key itself."""
 _NO_WORDS = frozenset({"default", "metadata"})
 """Parts of a core schema that have no names of fields and may be anything."""
 _PLAIN = (str, int, float, bytes, date, time, timedelta, Decimal, Enum, UUID)

@@ -95,7 +95,7 @@ _PAGE = 500
 _MOST_AWAITED = 4
 """With more, the loop waits longer for the interpreter's lock."""
 _MOST_BEGUN = 2 * _MOST_AWAITED
-"""As many wait for a thread as run, so that none is idle until the loop comes round."""
+"""As many calls wait for a thread as run, so that no thread waits for the loop."""
 
 
 def awaited(

@@ -66,7 +66,7 @@ class Status(StrEnum):
 
 
 STATUSES = tuple(sorted(Status, key=lambda status: status.is_final))
-"""All of them: those that may still change come first."""
+"""All statuses, the ones that may still change first."""
 
 
 class Outcome(StrEnum):

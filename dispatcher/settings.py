@@ -61,7 +61,7 @@ PREFIX = "DISPATCHER_"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 PARENT_VARIABLE = f"{PREFIX}EMBEDDED_PARENT"
 RESERVED_KINDS = ("channel", "recipient", "campaign", scope.WITHOUT)
-"""What a message has besides its scopes, and is named like one."""
+"""Names that no kind of the settings may have, because a message has them already."""
 _NEVER_FULL = (Quota(10_000_000, 1_000),)
 """The quota of messages without quotas: their reservation is kept, and refuses nothing."""
 TABLE_PREFIX = "dispatcher_"

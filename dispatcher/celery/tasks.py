@@ -71,8 +71,8 @@ _told_at: dict[str, float] = {}
 """Why duties failed, and when this process logged it."""
 
 _stop_flags: list[StopFlag] = []
-"""The last one is that of this worker, which its main process shares with the processes of its
-pool: Celery tells the main process alone that the worker is to stop."""
+"""The last flag is this worker's. Its main process shares the flag with its pool, because Celery
+tells the main process alone that the worker is to stop."""
 
 
 def here() -> App:

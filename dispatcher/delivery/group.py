@@ -187,8 +187,8 @@ class EndedSend:
 
 
 Report = EndedSend | timedelta | None
-"""What came of a claim that a sender took: its send ended; it was not sent, and comes back after
-that time; or its send ended in what no transport should raise, and its outcome is unknown."""
+"""What a sender reports of a claim: an ended send; the wait of an unsent message until it comes
+back; or None for an error that no transport should raise, which leaves the outcome unknown."""
 
 
 class Group:
@@ -211,17 +211,17 @@ class Group:
         self._ends_at = claimed_at + self._ttl
         self._send_log = send_log
         self._waiting = list(claims)
-        """The claims without a permit yet."""
+        """Claims without a permit yet."""
         self._ask_at = self._received_at
         self._ask_until = self._received_at + _LONGEST_ASKING_SECONDS
         self._sending: dict[UUID, Claim] = {}
-        """Those that the senders have, with a permit, and have not reported."""
+        """Claims with a permit that senders have and have not reported."""
         self._begun: set[UUID] = set()
         self._lock = threading.Lock()
         self._closed_until: dict[str, float] = {}
-        """When the provider of a channel wants to be asked again."""
+        """Until when a provider closed a channel, by the monotonic clock."""
         self._lost: set[UUID] = set()
-        """Those that another process has by now."""
+        """Messages that another process has claimed since."""
         self._reports: deque[tuple[Claim, Report]] = deque()
         self._all_reported = threading.Event()
         self._ended: list[EndedSend] = []

@@ -39,8 +39,8 @@ _MOST_REMEMBERED = 1_000
 """Destinations that a process remembers of a channel; an old one is forgotten first."""
 
 Unsent = tuple[float, int, "Group", Claim]
-"""When it may be sent, by the monotonic clock; a number, which keeps those of an instant in order;
-its group, and the claim."""
+"""When the message may be sent, by the monotonic clock; a number that orders messages of one
+instant; the group; the claim."""
 
 
 @dataclass(eq=False)

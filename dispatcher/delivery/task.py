@@ -79,7 +79,7 @@ def _goes_on(group: Group) -> bool:
 class _ChannelQueue:
     under_way: int = 0
     waiting: list[tuple[bool, int, Sequence[UUID]]] = field(default_factory=list)
-    """A heap: those that come again before those that come for the first time, each in order."""
+    """A heap: groups that come again, then groups that come for the first time, each in order."""
 
 
 class GroupQueue:

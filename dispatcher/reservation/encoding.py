@@ -197,4 +197,4 @@ def _spans(quiet: Hours, zone: str, start_ms: int, end_ms: int) -> list[tuple[in
 
 
 _encoded_once = lru_cache(maxsize=256)(packed)
-"""For terms that do not depend on the time: others seldom come again."""
+"""Only for terms that do not depend on the time: the same terms come again."""

@@ -30,7 +30,7 @@ _MAY_BE_SENT = _OPEN | {Status.SCHEDULED, Status.FAILED}
 # Stored in last_error, and compared with it (_is_suspect): a row with another text is no suspect.
 UNKNOWN = "the outcome of the last attempt is unknown: its worker died or lost its connection"
 NOT_BEGUN = "not sent: its worker died before the send began"
-"""An error; if the next worker dies so, too, the attempt counts. One that lives clears it."""
+"""If the next worker dies before the send, too, the attempt counts; one that lives clears this."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 _CONNECTIONS, _KEPT_OPEN = 32, 5
 _TRIES = 6
-"""Of what fails at once by a conflict; half as many of what may have been waited for."""
+"""After conflicts that fail at once; half as many after errors that may come after a wait."""
 _APART_SECONDS = 0.005
 _VALUES_AT_ONCE = 5_000
 

@@ -213,9 +213,9 @@ class Tables:
         self.is_live = where_partitioned(messages.c.finished_at.is_(None))
         """Redundant beside the status of a live message: leads to its partition."""
         self.is_under_way = self.attempts.c.finished_at.is_(None).is_(sa.true())
-        """Of an attempt that is found by its message's id: no index fits it."""
+        """An attempt without an end. No index fits: find attempts by their message's id."""
         self.has_ended = where_partitioned(messages.c.finished_at.is_not(None))
-        """Redundant beside the status of an ended message: leads to the partitions of these."""
+        """Redundant beside the status of an ended message: leads to the history's partitions."""
         self.is_message = messages.c.status != VOID
         self.is_void = messages.c.status == sa.literal_column(f"'{VOID}'")
         """The condition of the index of the same name."""
@@ -223,9 +223,9 @@ class Tables:
         """The query of messages."""
         guard = (messages.c.move_token, messages.c.tail, database_now().label("read_at"))
         self.movable = self.stored.add_columns(*guard)
-        """The query of what ``to_movable`` makes messages of."""
+        """The query whose rows ``to_movable`` reads."""
         self.present = self.stored.with_only_columns(messages.c.id).where(self.has_id("values"))
-        """The query of those ids that messages have. This one and the next two take ``values``."""
+        """Which of the ids ``values`` are stored. The next two queries take ``values``, too."""
         has_key = one_of(self.keys.c.idempotency_key, "values")
         self.taken_keys = sa.select(self.keys.c.message_id).where(has_key)
         self.keyed = (

@@ -59,7 +59,7 @@ Known = tuple[Message, str]
 
 BATCH = 1_000
 _MOST_SIZE = 1_000_000
-"""How much text of rows is together: what was read of it may take 25 times as much memory."""
+"""Most text of the rows of one batch: once read, it may take 25 times as much memory."""
 _MINUTE_MS = 60_000
 
 

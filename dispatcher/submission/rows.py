@@ -24,14 +24,14 @@ STANDARD_INPUT = "-"
 _CHUNK = 1024 * 1024
 _AS_IT_IS = ("text", "body", "data")
 _QUOTED = 4
-"""How many times the size of a body its CSV field may have: quotes are doubled there."""
+"""A body's CSV field may have so many times the size of the body: quotes are doubled."""
 _BESIDE_BYTES = 65_536
-"""How much longer a row may be than such a field."""
+"""A row may have so many bytes beside the field of the body."""
 _CARRIAGE_RETURN = "new-line character seen in unquoted field"
 _MARKS = re.compile(rb"^(?:%b){1,2}" % codecs.BOM_UTF8)
-"""Byte order marks: one program writes one before that of another."""
+"""One or two byte order marks: some programs add one before an existing one."""
 _SEP = re.compile(r'"?sep=([,;\t])"?[,;\s]*', re.IGNORECASE)
-"""The first line of a file that a spreadsheet saved for another one."""
+"""The first line by which a spreadsheet tells another one the separator."""
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _TEXT = "text"
 COLUMNS = (*(field.name for field in fields(Draft)), _TEXT)

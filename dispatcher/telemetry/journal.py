@@ -239,9 +239,9 @@ _HOOKS: dict[Transition, tuple[str, Collection[Status]]] = {
     Transition.CANCELLED: ("on_cancelled", {Status.CANCELLED}),
     Transition.HELD: ("on_held", {Status.HELD}),
 }
-"""The hook of a transition, and how the message stands if nothing has come of it since.
+"""The hook of a transition, and the statuses of a message that has not moved on since.
 
-What was enqueued, or is to be tried again, may be on its way already.
+A message that was enqueued, or is tried again, may be ``sending`` already.
 """
 KNOWN = tuple(dict.fromkeys(name for name, _ in _HOOKS.values()))
 

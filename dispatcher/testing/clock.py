@@ -29,7 +29,7 @@ _SECOND = timedelta(seconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NUMBERS = count()
 _UNKNOWN = "0" * 40
-"""The digest of no script, so that the server asks for the text."""
+"""A digest that no script has, so that the server asks for the script's text."""
 
 
 class TravelClock:

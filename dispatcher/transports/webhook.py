@@ -51,7 +51,7 @@ from dispatcher.transports.webhook_urls import (
 
 PAYLOAD_VERSION = 1
 _SHARE_OF_TIMEOUT = 0.95
-"""What a request may take of the timeout; the rest is for what lies around it."""
+"""The part of the timeout that a request may take; the rest is for the work around it."""
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+: [!-~]([ -~]*[!-~])?")
 _KEEP_SECONDS = 4.0
 """How long an idle connection is kept: less than the 5 s after which many servers end theirs."""
@@ -79,7 +79,7 @@ _ACCEPTED = (
 _LOWEST_FINAL = 200
 """An answer with a lower status only informs, and another one follows."""
 _VERSIONS = (10, 11)
-"""Those of HTTP that an answer may have, as ``http.client`` names them."""
+"""Versions of HTTP that an answer may have, as ``http.client`` numbers them."""
 _MOST_BYTES = 64 * 1024
 """How much of an answer is read."""
 _REST_BYTES, _REST_SECONDS = 16 * 1024, 0.5

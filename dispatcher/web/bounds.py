@@ -38,7 +38,7 @@ MOST: dict[Kind, tuple[int, int, int, str]] = {
     "files": (4, 8, 5, "uploads"),
     "listeners": (50, 200, 60, "listeners"),
 }
-"""The most of one key, the most in all, after how many seconds to ask again, and what they are."""
+"""The most of one key, the most in all, the seconds of Retry-After, and the word for errors."""
 _CALL_SECONDS = 60.0
 """How long a long call may take until its answer is read."""
 _PIECE_BYTES = 65_536
@@ -47,7 +47,7 @@ SECONDS = 2.0
 _PAUSE = 19
 """Ratio of the pause after a read to its length: each takes at most a twentieth of the time."""
 _WAIT_SECONDS, _FIRST_WAIT_SECONDS = 0.1, 5.0
-"""How long a visit waits for a read: beside a figure, and without any."""
+"""How long a visit waits for a new figure: with an old one to show, and without one."""
 
 
 class Streams:

@@ -390,7 +390,7 @@ _NAMES = {
     "LoadedMinute": "MinuteOut", "LoadToCome": "LoadOut", "RuleRefusals": "RuleOut",
     "LastRefusal": "RefusalOut",
 }  # fmt: skip
-"""Answers that have another name than what the dispatcher returns and ``Out``."""
+"""Models that are not called like the value they show, with ``Out`` behind it."""
 _NOT_SHOWN = frozenset({"held", "many", "steps"})
 
 

@@ -46,7 +46,7 @@ _WITHOUT_EFFECT = _words(
     "autoreconnect connection_limit encoding max_overflow pool pool_size pool_timeout reconnect "
     "socket_timeout"
 )
-"""They tune the pool of another client, or name what holds here anyway."""
+"""Parameters that are ignored: they tune another client's pool, or ask for what holds anyway."""
 _KNOWN = {
     "sqlite": _words("cached_statements check_same_thread timeout uri"),
     "postgresql": _words(

@@ -210,7 +210,7 @@ def transaction(connection: sa.Connection, begin: str = "BEGIN") -> Iterator[Non
 
 class StoreEngine(ABC):
     names: ClassVar[tuple[str, ...]]
-    """What SQLAlchemy may call it on a caller's connection."""
+    """SQLAlchemy's names of this database on a caller's connection."""
     begin: ClassVar[str] = "BEGIN"
     """The statement that begins a transaction which writes."""
     durable: ClassVar[Durability]

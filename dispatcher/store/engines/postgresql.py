@@ -49,9 +49,9 @@ _OPTIONS = {
     **_TIMEOUTS,
 }
 _ENCODING = {"client_encoding": "utf8"}
-"""Given like this it also wins over the environment."""
+"""As a parameter it wins over PGCLIENTENCODING."""
 _PREPARED_AFTER = "5"
-"""How often the driver has run a statement when it prepares it."""
+"""After how many runs the driver prepares a statement."""
 _CURSOR = "dispatcher.cursor"
 _MIGRATION_LOCK = 0x64697370  # "disp": two migrations at a time take turns
 _TRY_TO_LOCK = sa.text(f"SELECT pg_try_advisory_xact_lock({_MIGRATION_LOCK})")

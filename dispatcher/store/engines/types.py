@@ -181,7 +181,7 @@ database_now = _function("now", Instant())
 """The present instant by the database's clock, the same throughout a statement."""
 minute_of = _function("minute_of", Instant())
 where_partitioned = _function("where_partitioned", _CONDITION)
-"""A condition that leads to partitions, and is redundant; it says nothing where there are none."""
+"""A redundant condition that leads to partitions; always true where there are none."""
 _later = _function("later", Instant())
 _one_of = _function("one_of", _CONDITION)
 

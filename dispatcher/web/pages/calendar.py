@@ -41,7 +41,7 @@ TOP, BOOKED, LANE, GAP = 18, 20, 9, 28
 PATTERNS = 6
 """How many colours and patterns there are; further quotas repeat them."""
 BESIDE, LINE = 4, 14
-"""How far off its line a text is, and its height."""
+"""How far a text stands off its line, and how high the text is."""
 _DOT = 14
 """Bookings that lie nearer to each other are drawn as one mark."""
 _SIZES = {"WIDTH": WIDTH, "LEFT": LEFT, "LANE": LANE, "BESIDE": BESIDE, "LINE": LINE}
@@ -49,11 +49,11 @@ _MINUTE, _HOUR, _DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=
 _MOST_ROWS, _MOST_IN_THE_WAY, _MOST_REFUSALS, _MOST_OPT_OUTS = 120, 10, 10, 1_000
 """Rows of the table, messages, refusals and opt-outs that are shown."""
 _MOST_COPIED = 20_000
-"""Most bookings of a window that a question copies: then it takes some tens of ms."""
+"""A question copies at most so many bookings of a window, which takes some tens of ms."""
 _BEFORE = timedelta(hours=2)
-"""How long before the time of a question the calendar begins, at least."""
+"""The calendar begins at least so long before the time of a question."""
 _MOST_NOTED = 200
-"""Noted refusals that are looked through for one of a past time."""
+"""The last refusals in which the one of a past time is looked for."""
 
 
 @dataclass(frozen=True, kw_only=True)

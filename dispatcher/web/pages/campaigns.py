@@ -48,7 +48,7 @@ _MOST_KEPT, _MOST_OF_ONE = 8, 4
 """Files of all visitors, and files of one."""
 _KEPT_FOR = timedelta(hours=12)
 MOST_ROWS = 200_000
-"""Of one file: what each scope of a row has booked is in memory while a plan is made."""
+"""Rows of one file: a plan keeps in memory what the scopes of every row have booked."""
 _MOST_REFUSED = 20
 PLAN_HEIGHT = 110
 _MOST_STEPS = 40

@@ -67,7 +67,7 @@ It runs in a thread. It may raise :func:`~dispatcher.web.problems.unauthorized`.
 
 _MOST_FORM_BYTES = 65_536
 _MOST_THREADS, _SHARED_THREADS, _SHARED_THREADS_OF_ONE, _FIGURE_THREADS = 4, 4, 2, 2
-"""Threads that let visitors in, that answer all of them, that answer one, that read figures."""
+"""Threads that check access, that answer all visitors, that answer one, that read figures."""
 _SAFE = frozenset({"GET", "HEAD"})
 _NOBODY = Caller(name="nobody", rights=frozenset())
 _HEADERS = {
@@ -84,7 +84,7 @@ _HEADERS = {
 }
 _OF_SCOPES = "count."
 SCOPE = f"{_OF_SCOPES}KIND"
-"""The name of a further scope in a query or a form, where KIND is one such as tenant."""
+"""The parameter of a further scope in a query or a form: ``count.tenant``."""
 _EVERYWHERE = ("zone", "done", "many")
 """Names that every query and form may have. ``done`` and ``many`` report the action before."""
 PAGE_NAMES = {"from_at": "from", "until_at": "until", "idempotency_key": "key", "scopes": "count"}
