@@ -61,18 +61,18 @@ def import_(
         bool, typer.Option("--plan", help="Book nothing; show the result an import would have.")
     ] = False,
     on_conflict: Annotated[
-        OnConflict | None, typer.Option(help="Replaces that of every row.")
+        OnConflict | None, typer.Option(help="Replaces the on_conflict of every row.")
     ] = None,
     rejected: Annotated[
         Path | None,
         typer.Option(help="File of the refused rows; for in.csv by default in.rejected.jsonl."),
     ] = None,
     atomic: Annotated[bool, typer.Option("--atomic", help="Accept all rows or none.")] = False,
-    channel: Annotated[str | None, typer.Option(help="For rows that name none.")] = None,
-    campaign: Annotated[str | None, typer.Option(help="For rows that name none.")] = None,
+    channel: Annotated[str | None, typer.Option(help="Of rows that name no channel.")] = None,
+    campaign: Annotated[str | None, typer.Option(help="Of rows that name no campaign.")] = None,
     form: Annotated[
         Format | None,
-        typer.Option("--format", help="Needed where the name of FILE does not show it."),
+        typer.Option("--format", help="Needed where the name of FILE shows no format."),
     ] = None,
 ) -> None:
     """Submit the messages of a file; report the refused rows and the reasons.

@@ -176,7 +176,7 @@ def update(
     message_id: Annotated[str, typer.Argument(metavar="ID")],
     content: _Content,
 ) -> None:
-    """Give a scheduled message another body, or that of a template, rendered now."""
+    """Give a scheduled message another body, or one rendered now from a template."""
     with Dispatcher() as dispatcher:
         message = dispatcher.update(message_id, **content.read())
     _tell(message)
@@ -331,7 +331,7 @@ class _ZonedChangeFilters(_ChangeFilters):
     """The same where ``--zone`` has another meaning; it is the default of the filters' zone."""
 
     filter_zone: Annotated[
-        str | None, option(help="Zone of --from and --to, where it is not that of --zone.")
+        str | None, option(help="Zone of --from and --to; default: the one of --zone.")
     ] = None
 
     @property
@@ -400,7 +400,7 @@ def retry(
     perhaps_sent: Annotated[
         bool,
         typer.Option(
-            "--perhaps-sent", help="Also those with on_unknown=hold that may have been sent."
+            "--perhaps-sent", help="Also messages with on_unknown=hold that may have been sent."
         ),
     ] = False,
     meant: _ChangeFilters,
@@ -534,7 +534,7 @@ class _Change:
             "complete": code == 0,
         }
         lines = [f"{self.verb}: {done:,} of {what} done"]
-        lines += [f"  not done {count:,}: {reason}" for reason, count in reasons.most_common()]
+        lines += [f"  {count:,} not done: {reason}" for reason, count in reasons.most_common()]
         output.tell(data, "\n".join(lines))
         return code or next((exit_code(error) for _, error in refusals), 0)
 

@@ -151,7 +151,7 @@ def timeline(
     ] = None,
     channel: Annotated[
         str | None,
-        typer.Option(help="With its quotas and quiet hours; without it, those of no channel."),
+        typer.Option(help="Apply this channel's quotas and quiet hours; default: no channel's."),
     ] = None,
     scopes: Scopes = None,
     zone: Annotated[str | None, typer.Option(help="Zone of the recipient's clocks.")] = None,

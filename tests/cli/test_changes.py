@@ -106,7 +106,7 @@ def test_reasons_are_told_and_the_first_gives_the_exit_code(
     ran = run("cancel", "--all", "--yes")
     assert ran.code == 5
     assert ran.out.splitlines() == [
-        "cancel: 4 of 7 messages done", "  not done 3: already sent",
+        "cancel: 4 of 7 messages done", "  3 not done: already sent",
     ]  # fmt: skip
     assert statuses(house, seven).count("cancelled") == 4
 
@@ -203,7 +203,7 @@ def test_reschedule_moves_all_by_a_length(house: House, run: Run, seven: list[Me
     assert moved == [0 * HOUR, HOUR / 2] * 3 + [0 * HOUR]
     far = run("reschedule", "--all", "--later", "3000 days", "--yes")
     assert far.code == 2
-    assert "not done 7: InvalidSendTime" in far.out
+    assert "7 not done: InvalidSendTime" in far.out
     one = run("reschedule", str(seven[0].id), "--later", "1 hour")
     assert one.out.startswith(f"{seven[0].id} is scheduled for ")
 
@@ -238,7 +238,7 @@ def test_release_drop_and_retry_take_filters(house: House, run: Run, held: list[
     assert statuses(house, held) == ["scheduled", "failed", "failed"]
     refused = run("retry", "--recipient", "ben", "--yes")
     assert refused.code == 2
-    assert "not done 1: InvalidValue" in refused.out
+    assert "1 not done: InvalidValue" in refused.out
     assert run("retry", "--all", "--perhaps-sent", "--yes", "--json").data["done"] == 2
     assert statuses(house, held) == ["scheduled"] * 3
 
