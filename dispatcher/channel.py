@@ -180,7 +180,7 @@ class ChannelSettings(BaseModel):
     def _check(self) -> Self:
         if self.without_quotas == "always" and (self.quotas or self.recipient_quotas):
             problem = 'cannot stand beside quotas = [] or without_quotas = "always"'
-            raise InvalidValue("quotas", problem, "one of the two")
+            raise InvalidValue("quotas", problem, "one of them")
         for name, body in self.templates.items():
             check_name("templates", name)
             if not body:
@@ -198,7 +198,7 @@ def check_name(field: str, name: str) -> None:
 def check_hours(quiet_hours: Hours | None, send_window: Hours | None) -> None:
     """Raise InvalidValue if both are given, or no minute of the week is left to send in."""
     if quiet_hours and send_window:
-        raise InvalidValue("send_window", "given together with quiet_hours", "one of the two")
+        raise InvalidValue("send_window", "given together with quiet_hours", "one of them")
     if quiet_hours and quiet_hours.covers_week:
         raise InvalidValue("quiet_hours", "cover the whole week", "hours that leave some time")
 

@@ -185,7 +185,7 @@ class Pulse:
                     for kind, name in self._own.items():
                         self._signs.forget(kind, name)
             except Unavailable as error:
-                log.debug("no sign of life was given: %s", error)
+                log.debug("could not give a sign of life: %s", error)
 
     def _say(self) -> None:
         ages: dict[Kind, dict[str, timedelta]] = defaultdict(dict)

@@ -166,7 +166,7 @@ def _title_and_text(body: Body, written_in: object) -> tuple[str, str]:
     accepted = f'an object with "{key}" and, if need be, "title"'
     others = sorted(body.keys() - {key, "title"})
     if others:
-        raise InvalidDraft(f"body.{others[0][:40]}", "not known here", accepted)
+        raise InvalidDraft(f"body.{others[0][:40]}", "unknown", accepted)
     title, text = body.get("title", ""), body.get(key)
     if not isinstance(text, str) or not text.strip():
         raise InvalidDraft(f"body.{key}", "no text", accepted)

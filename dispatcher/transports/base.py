@@ -152,7 +152,7 @@ def _make(
         options.setdefault("path", settings.data_dir / "sent" / f"{name}.jsonl")
     if "timeout" in parameters:
         if "timeout" in options and is_shipped:
-            problem = "a timeout, which is that of every transport"
+            problem = "timeout is no option of shipped transports"
             raise InvalidSettings(field, problem, "transport_timeout instead")
         options.setdefault("timeout", settings.transport_timeout.total_seconds())
     # Some have a name that no parameter can have, such as "from".

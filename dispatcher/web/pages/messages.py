@@ -250,7 +250,7 @@ def _cancel_many(visit: Visit, before: Mapping[UUID, Message]) -> Answers:
 def _reschedule_many(visit: Visit, before: Mapping[UUID, Message]) -> Answers:
     later, send_at = visit.form.get("later"), visit.form.get("send_at")
     if (later is None) == (send_at is None):
-        raise InvalidDraft("later", "neither or both of the times given", "one of the two")
+        raise InvalidDraft("later", "neither or both of the times given", "one of them")
     time: dict[str, Any]
     if later is not None:
         time = {"later": parse_length(later, "later")}
@@ -287,7 +287,7 @@ def _read_versions(text: str) -> dict[UUID, str]:
     except ValueError:
         versions = {}
     if not 0 < len(versions) <= MOST:
-        raise InvalidValue("messages", "cannot be read", f"those of the form, at most {MOST:,}")
+        raise InvalidValue("messages", "cannot be read", f"ids of the form, at most {MOST:,}")
     return versions
 
 
