@@ -172,13 +172,17 @@ class Database:
         return self.transact(work)
 
     def change_each(
-        self, change: sa.Update, rows: Sequence[Mapping[str, Any]], query: sa.Select[Any]
+        self,
+        change: sa.Update,
+        rows: Sequence[Mapping[str, Any]],
+        query: sa.Select[Any],
+        parameters: Mapping[str, Any] | None = None,
     ) -> Sequence[sa.Row[Any]]:
         """Run a guarded change with the values of each of these rows; return what is read then."""
 
         def work(connection: sa.Connection) -> Sequence[sa.Row[Any]]:
             if rows:
                 connection.execute(change, rows)
-            return connection.execute(query).all()
+            return connection.execute(query, parameters).all()
 
         return self.transact(work) if len(rows) > 1 else self.run(work)

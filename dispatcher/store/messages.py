@@ -138,15 +138,30 @@ def _inserts(database: Database) -> tuple[sa.Insert, sa.Select[Any], list[str]]:
 class Messages:
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._tables = database.tables
+        self._tables = tables = database.tables
         backend, engine = database.backend, database.engine
+        row, has_id = tables.messages.c, tables.has_id("values")
         self._move = self._moving()
-        self._movables = self._tables.movable.where(self._tables.has_id("values"))
+        self._movables = tables.movable.where(has_id)
+        columns = (row.id, row.move_token, tables.is_scheduled.label("is_scheduled"))
+        locked = sa.select(*columns).where(has_id, tables.is_live)
+        self._lock_live = locked.order_by(row.id).with_for_update()
+        self._cancel = (
+            sa.update(tables.messages)
+            .where(has_id, tables.is_live)
+            .values(
+                status=Status.CANCELLED.value,
+                finished_at=database_now(),
+                last_error=sa.func.coalesce(
+                    sa.bindparam("because", type_=sa.Text()), row.last_error
+                ),
+            )
+        )
         message, keyed, names = _inserts(database)
         self._insert = Prepared(engine, message, names)
-        self._insert_key = Prepared(engine, insert_if_absent(self._tables.keys), KEYED)
-        self._insert_rows = Prepared(engine, sa.insert(self._tables.messages), WRITTEN)
-        self._insert_keys = Prepared(engine, sa.insert(self._tables.keys), KEYED)
+        self._insert_key = Prepared(engine, insert_if_absent(tables.keys), KEYED)
+        self._insert_rows = Prepared(engine, sa.insert(tables.messages), WRITTEN)
+        self._insert_keys = Prepared(engine, sa.insert(tables.keys), KEYED)
         self._insert_directly = backend.direct_insert(engine, self._insert)
         self._insert_keyed_directly = backend.direct_insert(engine, Prepared(engine, keyed, names))
 
@@ -263,23 +278,17 @@ class Messages:
         because: str | None = None,
     ) -> CancelResult:
         """Cancel those that are still scheduled, and have these tokens if there are any."""
-        tables, messages = self._tables, self._tables.messages
-        has_id = tables.has_id(message_ids)
-        columns = (messages.c.id, messages.c.move_token, tables.is_scheduled.label("is_scheduled"))
-        locking = sa.select(*columns).where(has_id, tables.is_live).order_by(messages.c.id)
-        end = {"status": Status.CANCELLED.value, "finished_at": database_now()}
-        reason = {} if because is None else {"last_error": because}
-        change = sa.update(messages).where(tables.is_live).values(**end, **reason)
+        ids = {"values": message_ids}
 
         def work(connection: sa.Connection) -> CancelResult:
             cancelled = {
                 row.id
-                for row in connection.execute(locking.with_for_update())
+                for row in connection.execute(self._lock_live, ids)
                 if row.is_scheduled and (tokens is None or tokens[row.id] == row.move_token)
             }
             if cancelled:
-                connection.execute(change.where(tables.has_id([*cancelled])))
-            rows = connection.execute(tables.movable.where(has_id))
+                connection.execute(self._cancel, {"values": [*cancelled], "because": because})
+            rows = connection.execute(self._movables, ids)
             return CancelResult({row.id: to_movable(row) for row in rows}, cancelled)
 
         return self._database.transact(work)
@@ -288,8 +297,8 @@ class Messages:
         """Move each unless it has changed, or was read ``within`` ago: it is booked no longer."""
         by_id = sorted(moves, key=lambda move: move.before.message.id)
         rows = [move.values(within) for move in by_id]
-        query = self._tables.movable.where(self._tables.has_id([row["of"] for row in rows]))
-        stored = self._database.change_each(self._move, rows, query)
+        ids = {"values": [row["of"] for row in rows]}
+        stored = self._database.change_each(self._move, rows, self._movables, ids)
         return {row.id: to_movable(row) for row in stored}
 
     def _moving(self) -> sa.Update:
