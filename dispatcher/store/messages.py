@@ -141,7 +141,14 @@ class Messages:
         self._tables = tables = database.tables
         backend, engine = database.backend, database.engine
         row, has_id = tables.messages.c, tables.has_id("values")
-        self._move = self._moving()
+        self._update = sa.update(tables.messages).where(
+            row.id == sa.bindparam("of"), tables.is_scheduled
+        )
+        self._update_same = self._update.where(row.move_token == sa.bindparam("by"))
+        is_enqueued = sa.bindparam("is_enqueued", type_=sa.Boolean())
+        self._move = self._update_same.where(
+            sa.bindparam("until", type_=Instant()) >= database_now()
+        ).values(enqueued_at=sa.case((is_enqueued, database_now()), else_=row.enqueued_at))
         self._movables = tables.movable.where(has_id)
         columns = (row.id, row.move_token, tables.is_scheduled.label("is_scheduled"))
         locked = sa.select(*columns).where(has_id, tables.is_live)
@@ -301,34 +308,17 @@ class Messages:
         stored = self._database.change_each(self._move, rows, self._movables, ids)
         return {row.id: to_movable(row) for row in stored}
 
-    def _moving(self) -> sa.Update:
-        messages = self._tables.messages
-        is_enqueued = sa.bindparam("is_enqueued", type_=sa.Boolean())
-        return (
-            sa.update(messages)
-            .where(
-                messages.c.id == sa.bindparam("of"),
-                messages.c.move_token == sa.bindparam("by"),
-                self._tables.is_scheduled,
-                sa.bindparam("until", type_=Instant()) >= database_now(),
-            )
-            .values(
-                enqueued_at=sa.case((is_enqueued, database_now()), else_=messages.c.enqueued_at),
-            )
-        )
-
     def update(self, message_id: UUID, *, body: Body) -> Message:
-        return changed(self._database, message_id, self._update(message_id, body, _new_token()))
+        values = {"of": message_id, "body": body, "move_token": _new_token()}
+        return changed(self._database, message_id, self._update, values)
 
     def move_if_unchanged(self, move: NewSlot, *, within: timedelta) -> Movable:
-        values = move.values(within)
-        return self._changed_once(move.before, values["move_token"], self._move, values)
+        return self._changed_once(move.before, self._move, move.values(within))
 
     def update_if_unchanged(self, before: Movable, *, body: Body) -> Message:
-        token, message_id = _new_token(), before.message.id
-        is_same = self._tables.messages.c.move_token == before.token
-        change = self._update(message_id, body, token).where(is_same)
-        now = self._changed_once(before, token, change)
+        message_id, token = before.message.id, _new_token()
+        values = {"of": message_id, "by": before.token, "body": body, "move_token": token}
+        now = self._changed_once(before, self._update_same, values)
         if now.token == token:
             return now.message
         if now.message.status is Status.SCHEDULED:
@@ -336,27 +326,22 @@ class Messages:
         raise TooLate(message_id, now.message.status)
 
     def _changed_once(
-        self,
-        before: Movable,
-        token: int,
-        change: sa.Update,
-        values: Mapping[str, Any] | None = None,
+        self, before: Movable, change: sa.Update, values: Mapping[str, Any]
     ) -> Movable:
-        """Run a change that writes this token; return the row, which perhaps is as before."""
-        query = self._tables.movable.where(self._tables.messages.c.id == before.message.id)
+        """Run a change that writes a new token; return the row, which perhaps is as before."""
         runs = 0
 
         def work(connection: sa.Connection) -> sa.Row[Any] | None:
             nonlocal runs
             runs += 1
             connection.execute(change, values)
-            return connection.execute(query).one_or_none()
+            return connection.execute(self._movables, {"values": [values["of"]]}).one_or_none()
 
         row = self._database.transact(work)
         if row is None:
             raise MessageNotFound(before.message.id)
         now = to_movable(row)
-        if now.token in {token, before.token}:
+        if now.token in {values["move_token"], before.token}:
             return now
         if runs > 1:
             raise StoreUnavailable(
@@ -364,14 +349,6 @@ class Messages:
                 remedy="read it again",
             )
         raise MessageChanged(before.message.id)
-
-    def _update(self, message_id: UUID, body: Body, token: int) -> sa.Update:
-        messages = self._tables.messages
-        return (
-            sa.update(messages)
-            .where(messages.c.id == message_id, self._tables.is_scheduled)
-            .values(body=body, move_token=token)
-        )
 
     def enqueue_again(self, message_ids: Sequence[UUID]) -> None:
         tables = self._tables
@@ -592,12 +569,12 @@ def free_key_without_message(tables: Tables, connection: sa.Connection, key: str
         connection.execute(free_key(tables, key, message_id), execution_options=AS_NAMED)
 
 
-def changed(database: Database, message_id: UUID, change: sa.Update) -> Message:
-    query = database.tables.stored.where(database.tables.messages.c.id == message_id)
-
+def changed(
+    database: Database, message_id: UUID, change: sa.Update, values: Mapping[str, Any] | None = None
+) -> Message:
     def work(connection: sa.Connection) -> sa.Row[Any] | None:
-        connection.execute(change)  # perhaps again: its row count means nothing
-        return connection.execute(query).one_or_none()
+        connection.execute(change, values)  # perhaps again: its row count means nothing
+        return connection.execute(database.tables.of_ids, {"values": [message_id]}).one_or_none()
 
     row = database.run(work)
     if row is None:
