@@ -10,11 +10,14 @@ import pytest
 from sqlalchemy.orm import Session
 
 from dispatcher import (
+    Draft,
     IdempotencyConflict,
     InvalidSendTime,
     Message,
     QuotaExceeded,
+    Settings,
 )
+from dispatcher.submission.validation import validate
 from dispatcher.times.send_time import to_ms
 from tests.support.callers import callers_engine
 from tests.support.doubles import Between, once
@@ -46,12 +49,43 @@ def test_the_same_submit_again_returns_the_first_message(house: House) -> None:
     assert house.members("s") == {first.id: to_ms(SOON)}
 
 
+COMPARED: dict[str, Any] = {
+    "channel": "file", "recipient": "ben", "body": {}, "scope": "family", "send_at": SOON + HOUR,
+    "send_in": MINUTE, "expires_at": SOON + HOUR, "expire_after": HOUR, "zone": "Europe/Berlin",
+    "quiet_hours": "none", "send_window": "09:00-17:00", "on_unknown": "hold", "campaign": "summer",
+    "template": "code", "data": {"code": 1}, "scopes": {"tenant": "acme"}, "quotas": "none",
+    "status_url": "https://shop.example/",
+}  # fmt: skip
+NOT_COMPARED = {"idempotency_key", "fold", "on_conflict", "latest"}
+"""They say under which key, or which time is meant, which is compared itself."""
+
+
+def test_two_drafts_of_one_key_must_agree_in_each_field() -> None:
+    assert COMPARED.keys() | NOT_COMPARED == Draft.__dataclass_fields__.keys(), (
+        "a new field: add it to `further` in validate(), and here another value than its default"
+    )
+    settings = Settings.load(
+        channels={
+            "memory": {"transport": "memory", "without_quotas": "allowed"},
+            "status": {"transport": "webhook", "options": {"payload": "body"}},
+        },
+        scopes={"tenant": {"quotas": "9/hour"}},
+        status_channel="status",
+    )
+
+    def fingerprint_of(**asked: Any) -> str | None:
+        usual = {"send_at": None if "send_in" in asked else SOON, "scope": "s"}
+        asked = usual | {"idempotency_key": "key"} | asked
+        return validate(draft(**asked), settings=settings, now=FAR).fingerprint
+
+    for name, other in COMPARED.items():
+        first = {"template": "greeting"} if name == "template" else {}
+        assert fingerprint_of(**first) != fingerprint_of(**{name: other}), name
+
+
 OTHERS: list[dict[str, Any]] = [
-    {"recipient": "ben"}, {"channel": "file"}, {"body": {"text": "other"}}, {"body": {}},
-    {"scope": "family"}, {"send_at": SOON + HOUR}, {"send_at": None, "send_in": MINUTE},
-    {"expires_at": SOON + HOUR}, {"zone": "Europe/Berlin"}, {"quiet_hours": "21:00-08:00"},
-    {"quiet_hours": "none"}, {"send_window": "09:00-17:00"}, {"campaign": "summer"},
-    {"expire_after": HOUR}, {"on_unknown": "hold"},
+    {"recipient": "ben"}, {"channel": "file"}, {"send_at": None, "send_in": MINUTE},
+    {"quiet_hours": "21:00-08:00"},
 ]  # fmt: skip
 
 
