@@ -167,8 +167,8 @@ class Api(FastAPI):
             hosts = [*self.settings.allowed_hosts]
             self.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
         for kind in (DispatcherError, Refused, RequestValidationError, HTTPException):
-            self.add_exception_handler(kind, _failed)
-        self.add_exception_handler(Exception, _broken)
+            self.add_exception_handler(kind, _answer_error)
+        self.add_exception_handler(Exception, _answer_fault)
 
     @property
     def parts(self) -> App:
@@ -260,25 +260,25 @@ class CallMiddleware:
                 check_is_utf8(scope)
                 await request.app.threads.run(request.app.admission.admit, request)
             except (Refused, DispatcherError) as error:
-                answer = await _failed(request, error)
+                answer = await _answer_error(request, error)
                 await answer(scope, receive, send_more)
                 return
         await self._app(scope, receive, send_more)
 
 
-async def _failed(request: Request, error: Any) -> Response:
+async def _answer_error(request: Request, error: Any) -> Response:
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         error = invalid(first, first["loc"][1:], THE_CALL)
     if isinstance(error, HTTPException):
-        error = _not_served(request, error)
+        error = _refusal_of(request, error)
     headers = error.headers if isinstance(error, Refused) else headers_of(error)
     problem = problem_for(request, error)
     text, status = json.dumps(problem), problem["status"]
     return Response(text, status, headers=dict(headers), media_type=MEDIA_TYPE)
 
 
-def _not_served(request: Request, error: HTTPException) -> Refused:
+def _refusal_of(request: Request, error: HTTPException) -> Refused:
     """Name all methods of the path, which has several routes; Starlette names those of one."""
     kinds = {400: "unreadable", 404: "no-such-path", 405: "method-not-allowed", 413: "too-large"}
     headers = error.headers or {}
@@ -291,9 +291,9 @@ def _not_served(request: Request, error: HTTPException) -> Refused:
     return Refused(error.status_code, kind, str(error.detail), headers)
 
 
-async def _broken(request: Request, _error: Exception) -> Response:
+async def _answer_fault(request: Request, _error: Exception) -> Response:
     detail = "the call failed; the log of the server says why"
-    return await _failed(request, Refused(500, "internal-error", detail))
+    return await _answer_error(request, Refused(500, "internal-error", detail))
 
 
 def add_bodies(schemas: dict[str, Any], body_types: BodyTypes) -> None:

@@ -173,7 +173,7 @@ def reschedule(context: CallContext, message_id: Id, if_match: IfMatch = None) -
         problem = "cannot keep a repeat from moving by a length again"
         raise InvalidDraft(KEY_HEADER, problem, "no key, or a move to send_at")
     move = context.dispatcher.reschedule
-    return _changed(context, message_id, if_match, move, **time.fields())
+    return _change(context, message_id, if_match, move, **time.fields())
 
 
 def _edit(name: str, text: str, model: type[BaseModel] | None = None) -> Callable[..., Response]:
@@ -181,7 +181,7 @@ def _edit(name: str, text: str, model: type[BaseModel] | None = None) -> Callabl
 
     def edit(context: CallContext, message_id: Id, if_match: IfMatch = None) -> Response:
         fields = {} if model is None else context.payload(model).model_dump()
-        return _changed(context, message_id, if_match, getattr(context.dispatcher, name), **fields)
+        return _change(context, message_id, if_match, getattr(context.dispatcher, name), **fields)
 
     edit.__name__, edit.__doc__ = name, text
     return edit
@@ -194,7 +194,7 @@ release = _edit("release", "Release a held message to be sent, perhaps for the s
 drop = _edit("drop", "End a held message as failed.", models.Drop)
 
 
-def _changed(
+def _change(
     context: Context,
     message_id: str,
     if_match: str | None,
@@ -305,7 +305,7 @@ def _check_not_given(kind: str, **parameters: str | None) -> None:
 def suppressions(context: CallContext, recipient: str) -> Response:
     """Return the opt-outs of a recipient."""
     stored = context.dispatcher.suppressed(recipient)
-    return _suppressed(context, islice(stored, models.MOST_LISTED))
+    return _answer_opt_outs(context, islice(stored, models.MOST_LISTED))
 
 
 def suppress(context: CallContext, recipient: str) -> Response:
@@ -317,7 +317,7 @@ def suppress(context: CallContext, recipient: str) -> Response:
 
 def unsuppress(context: CallContext, recipient: str, channel: str | None = None) -> Response:
     """Revoke an opt-out; return those that remain."""
-    return _suppressed(context, context.dispatcher.unsuppress(recipient, channel=channel))
+    return _answer_opt_outs(context, context.dispatcher.unsuppress(recipient, channel=channel))
 
 
 def erase(context: CallContext) -> Response:
@@ -329,17 +329,17 @@ def erase(context: CallContext) -> Response:
 
 def pauses(context: CallContext) -> Response:
     """Return the pauses: what is not sent until it is resumed."""
-    return _paused(context, context.service.parts.pauses.in_force())
+    return _answer_pauses(context, context.service.parts.pauses.in_force())
 
 
 def pause(context: CallContext, kind: str, name: str) -> Response:
     """Send nothing of a `channel`, `recipient`, `campaign` or scope; return all pauses."""
-    return _paused(context, context.dispatcher.pause(kind, name))
+    return _answer_pauses(context, context.dispatcher.pause(kind, name))
 
 
 def resume(context: CallContext, kind: str, name: str) -> Response:
     """End a pause; return those that remain."""
-    return _paused(context, context.dispatcher.resume(kind, name))
+    return _answer_pauses(context, context.dispatcher.resume(kind, name))
 
 
 def status(context: CallContext) -> Response:
@@ -366,13 +366,13 @@ def refusals(
     return answer(models.RefusalsOut.model_validate(noted))
 
 
-def _suppressed(context: Context, stored: Iterable[Suppression]) -> Response:
+def _answer_opt_outs(context: Context, stored: Iterable[Suppression]) -> Response:
     caller, digest = context.caller, context.service.digest
     shown = [models.SuppressionOut.of(suppression, caller, digest) for suppression in stored]
     return answer(models.SuppressionsOut(suppressions=shown))
 
 
-def _paused(context: Context, in_force: Iterable[Pause]) -> Response:
+def _answer_pauses(context: Context, in_force: Iterable[Pause]) -> Response:
     caller, digest = context.caller, context.service.digest
     shown = [models.PauseOut.of(pause, caller, digest) for pause in in_force]
     return answer(models.PausesOut(pauses=shown))

@@ -76,9 +76,9 @@ def campaigns(visit: Visit, error: str | None = None) -> Response:
     counts, is_whole, listed, is_last = None, True, None, True
     try:
         if campaign is not None:
-            counts, is_whole = _counted(visit, campaign, visit.patience)
+            counts, is_whole = _count_of(visit, campaign, visit.patience)
         else:
-            listed, is_last = _listed(visit)
+            listed, is_last = _list(visit)
     except InvalidDraft as refused:
         error = visit.error_text(refused)
     return visit.show(
@@ -89,14 +89,14 @@ def campaigns(visit: Visit, error: str | None = None) -> Response:
     )  # fmt: skip
 
 
-def _counted(
+def _count_of(
     visit: Visit, campaign: str, patience: timedelta
 ) -> tuple[dict[str, dict[Status, int]], bool]:
     selection = visit.selection(visit.caller.narrowed({"campaign": campaign}))
     return visit.parts.listing.counted(selection, patience=patience)
 
 
-def _listed(visit: Visit) -> tuple[list[ListedCampaign], bool]:
+def _list(visit: Visit) -> tuple[list[ListedCampaign], bool]:
     """Return some campaigns of messages that the visitor sees, and whether these are the last."""
     after = visit.query["after"] and check_text("after", visit.query["after"], longest=MAX_CAMPAIGN)
     until = visit.parts.clock.monotonic() + _LIST_SECONDS
@@ -104,7 +104,7 @@ def _listed(visit: Visit) -> tuple[list[ListedCampaign], bool]:
     for name in visit.parts.listing.campaigns(after=after):
         if len(listed) == _MOST_LISTED:
             return listed, False
-        counts, is_whole = _counted(visit, name, timedelta(0))
+        counts, is_whole = _count_of(visit, name, timedelta(0))
         if counts:
             by_status: Counter[Status] = Counter()
             for of_channel in counts.values():
@@ -117,7 +117,7 @@ def _listed(visit: Visit) -> tuple[list[ListedCampaign], bool]:
 
 def drop(visit: Visit) -> Response:
     try:
-        upload = _kept(visit)
+        upload = _read_upload(visit)
     except InvalidValue as refused:
         return campaigns(visit, visit.error_text(refused))
     _uploads(visit).add(upload)
@@ -126,7 +126,7 @@ def drop(visit: Visit) -> Response:
     return visit.go(f"/campaigns/uploads/{upload.token}")
 
 
-def _kept(visit: Visit) -> Upload:
+def _read_upload(visit: Visit) -> Upload:
     form, file = visit.form, visit.files.get("file")
     campaign = check_text("campaign", form["campaign"], longest=MAX_CAMPAIGN)
     if file is None or not file.filename:
@@ -137,7 +137,7 @@ def _kept(visit: Visit) -> Upload:
         campaign=campaign,
         channel=form.get("channel"),
         on_conflict="shift" if form.is_on("shift") else None,
-        file=stored(file.file),
+        file=copy_of(file.file),
         at=visit.parts.clock.now(),
         turn=_uploads(visit).turn,
     )
@@ -151,13 +151,13 @@ def _kept(visit: Visit) -> Upload:
 
 
 def uploaded(visit: Visit) -> Response:
-    upload = copy(_chosen_upload(visit))  # a thread goes on with it
+    upload = copy(_find_upload(visit))  # a thread goes on with it
     return visit.show("upload.html", upload=upload, histogram=upload.histogram, width=WIDTH,
                       height=PLAN_HEIGHT)  # fmt: skip
 
 
 def book(visit: Visit) -> Response:
-    upload = _chosen_upload(visit)
+    upload = _find_upload(visit)
     if upload.plan is None:
         raise Refused(409, "not-planned", "the file is not planned yet")
     if upload.start(visit.dispatcher, UploadState.BOOKING):
@@ -170,7 +170,7 @@ def _uploads(visit: Visit) -> Uploads:
     return uploads
 
 
-def _chosen_upload(visit: Visit) -> Upload:
+def _find_upload(visit: Visit) -> Upload:
     return _uploads(visit).find(visit.request.path_params["token"], visit.caller)
 
 
@@ -382,7 +382,7 @@ class Uploads:
         raise Refused(404, "no-such-upload", detail)
 
 
-def stored(stream: BinaryIO) -> IO[bytes]:
+def copy_of(stream: BinaryIO) -> IO[bytes]:
     """Return a copy of a file that ends with the process or when it is closed."""
     copy = NamedTemporaryFile(prefix="dispatcher-page-")  # noqa: SIM115 - it is kept
     copyfileobj(stream, copy)

@@ -64,7 +64,7 @@ _LONGEST_REASON = 200
 
 def load(visit: Visit) -> Response:
     within = visit.query.one_of(LOADS, "within", "day")
-    load, by_channel = visit.cached(("load", within), partial(_charted, visit, within))
+    load, by_channel = visit.cached(("load", within), partial(_draw_charts, visit, within))
     # A channel that has left the settings may still have messages.
     only = visit.query.one_of(dict.fromkeys([*visit.channels, *by_channel]), "channel", "")
     shown = [chart for name, chart in by_channel.items() if only in ("", name)]
@@ -73,7 +73,7 @@ def load(visit: Visit) -> Response:
                       step=step, width=WIDTH, height=LOAD_HEIGHT)  # fmt: skip
 
 
-def _charted(visit: Visit, within: str) -> tuple[LoadToCome, Mapping[str, ChannelChart]]:
+def _draw_charts(visit: Visit, within: str) -> tuple[LoadToCome, Mapping[str, ChannelChart]]:
     load = visit.dispatcher.load(within=LOADS[within])
     return load, {channel.channel: chart_of(channel, load) for channel in load.channels}
 
@@ -157,14 +157,14 @@ def pauses(visit: Visit) -> Response:
 
 
 def pause(visit: Visit) -> Response:
-    return _changed(visit, "pause", visit.dispatcher.pause)
+    return _change(visit, "pause", visit.dispatcher.pause)
 
 
 def resume(visit: Visit) -> Response:
-    return _changed(visit, "resume", visit.dispatcher.resume)
+    return _change(visit, "resume", visit.dispatcher.resume)
 
 
-def _changed(visit: Visit, verb: str, change: Callable[[str, str], object]) -> Response:
+def _change(visit: Visit, verb: str, change: Callable[[str, str], object]) -> Response:
     form, digest = visit.form, visit.site.digest
     kind, name = form.required("kind", "a kind"), form.required("name", "a name").strip()
     reason = form.required("reason", "a line of text")

@@ -52,7 +52,7 @@ _FORM_BYTES = 160_000
 _CHANGED = "changed since they were counted"
 
 
-def wanted_of(visit: Visit, fields: Fields) -> Wanted:
+def read_filters(visit: Visit, fields: Fields) -> Wanted:
     if "key" in fields or "key_prefix" in fields:
         visit.caller.check(Right.RECIPIENTS_READ)
         if visit.caller.is_bound:
@@ -77,7 +77,7 @@ def filters_of(fields: Fields) -> dict[str, str]:
     return {name: value for name, value in fields.items() if name in FILTERS or name in scopes}
 
 
-def said(visit: Visit, selection: Selection) -> list[tuple[str, str]]:
+def describe(visit: Visit, selection: Selection) -> list[tuple[str, str]]:
     """Return what narrows a selection beside the status: names and values."""
 
     def at(instant: datetime | None) -> str | None:
@@ -106,7 +106,7 @@ def listed(visit: Visit) -> Response:
                              "looked_until": None, "overdue": False,
                              "made_at": _made_at, "oldest_first": oldest_first}  # fmt: skip
     try:
-        selection = visit.selection(wanted_of(visit, visit.query))
+        selection = visit.selection(read_filters(visit, visit.query))
         shown["overdue"] = selection.overdue
         page = visit.parts.listing.page(
             selection, after=visit.after, limit=_LISTED, oldest_first=oldest_first,
@@ -130,7 +130,7 @@ def _made_at(message_id: UUID | None) -> datetime | None:
 
 
 def held(visit: Visit) -> Response:
-    filters = wanted_of(visit, visit.query)
+    filters = read_filters(visit, visit.query)
     filters["status"] = Status.HELD
     selection = visit.selection(filters)
     ids = visit.parts.listing.longest_held(selection, limit=_MOST_HELD)
@@ -173,7 +173,7 @@ def _story_page(visit: Visit, seen: Movable, refusal: SlotRefused | None = None)
 
 
 def cancel(visit: Visit) -> Response:
-    return _acted(visit, "cancel", visit.dispatcher.cancel)
+    return _act(visit, "cancel", visit.dispatcher.cancel)
 
 
 def reschedule(visit: Visit) -> Response:
@@ -187,22 +187,22 @@ def reschedule(visit: Visit) -> Response:
         )
 
     try:
-        return _acted(visit, "reschedule", move)
+        return _act(visit, "reschedule", move)
     except SlotRefused as refused:
         return _story_page(visit, visit.message(), refused)
 
 
 def retry(visit: Visit) -> Response:
     perhaps_sent = visit.form.is_on("perhaps_sent")
-    return _acted(visit, "retry", partial(visit.dispatcher.retry, perhaps_sent=perhaps_sent))
+    return _act(visit, "retry", partial(visit.dispatcher.retry, perhaps_sent=perhaps_sent))
 
 
 def release(visit: Visit) -> Response:
-    return _acted(visit, "release", visit.dispatcher.release, reason=_reason(visit))
+    return _act(visit, "release", visit.dispatcher.release, reason=_reason(visit))
 
 
 def drop(visit: Visit) -> Response:
-    return _acted(visit, "drop", partial(visit.dispatcher.drop, reason=_reason(visit)))
+    return _act(visit, "drop", partial(visit.dispatcher.drop, reason=_reason(visit)))
 
 
 def _reason(visit: Visit) -> str:
@@ -210,7 +210,7 @@ def _reason(visit: Visit) -> str:
     return check_text("reason", visit.form.required("reason", "a line of text"))
 
 
-def _acted(visit: Visit, verb: str, act: Callable[..., Message], *, reason: str = "") -> Response:
+def _act(visit: Visit, verb: str, act: Callable[..., Message], *, reason: str = "") -> Response:
     movable = visit.message()
     if visit.form["version"] != version_of(movable):
         raise MessageChanged(movable.message.id)
@@ -299,7 +299,7 @@ def unchanged(versions: Mapping[UUID, str], now: Mapping[UUID, Movable]) -> list
 
 
 def confirm_many(visit: Visit) -> Response:
-    action, selection = _asked(visit, visit.query)
+    action, selection = _read_request(visit, visit.query)
     versions, further = visit.parts.listing.versions(
         selection, after=visit.after, limit=MOST, patience=visit.patience
     )
@@ -310,12 +310,12 @@ def confirm_many(visit: Visit) -> Response:
         ended_early=further is not None and len(versions) < MOST,
         messages=versions_text(versions),
         examples=[shown[id_].message for id_ in first if id_ in shown], most=MOST,
-        said=said(visit, selection), filters=filters_of(visit.query),
+        said=describe(visit, selection), filters=filters_of(visit.query),
     )  # fmt: skip
 
 
 def change_many(visit: Visit) -> Response:
-    action, _ = _asked(visit, visit.form)
+    action, _ = _read_request(visit, visit.form)
     versions = _read_versions(visit.form["messages"])
     now = visit.parts.messages.movables(list(versions))
     before = {
@@ -339,12 +339,12 @@ def change_many(visit: Visit) -> Response:
                       filters=filters_of(visit.form))  # fmt: skip
 
 
-def _asked(visit: Visit, fields: Fields) -> tuple[Action, Selection]:
+def _read_request(visit: Visit, fields: Fields) -> tuple[Action, Selection]:
     action = ACTIONS.get(fields["do"])
     if action is None:
         raise InvalidValue("do", "no such action", ", ".join(ACTIONS))
     visit.caller.check(action.right)
-    filters = wanted_of(visit, fields)
+    filters = read_filters(visit, fields)
     status = visit.selection(filters).status
     if status not in (None, action.status):
         problem = f"this action does not apply to {status} messages"

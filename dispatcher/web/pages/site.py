@@ -300,7 +300,7 @@ class Site:
         self.threads = Threads(dispatcher, _MOST_THREADS)
         self.shared = Threads(dispatcher, _SHARED_THREADS, most_of_one=_SHARED_THREADS_OF_ONE)
         self.figures = Threads(dispatcher, _FIGURE_THREADS)
-        self._admission = Admission(self.parts, auth=self._known, rate=rate)
+        self._admission = Admission(self.parts, auth=self._find_caller, rate=rate)
         self.can_sign_in = isinstance(access, SignIn)
         self.digest = digest_with(self.settings.log_key)
         self.kept: dict[Hashable, Any] = {}
@@ -310,7 +310,7 @@ class Site:
     def application(self) -> Starlette:
         routes = [
             Mount("/static", StaticFiles(packages=[("dispatcher.web.pages", "static")])),
-            *(Route(page.path, self._guarded(page), methods=[page.method]) for page in self.pages),
+            *(Route(page.path, self._guard(page), methods=[page.method]) for page in self.pages),
         ]
         middleware = [Middleware(with_headers), Middleware(GZipMiddleware, minimum_size=1_000)]
         if self.settings.allowed_hosts:
@@ -320,7 +320,7 @@ class Site:
         application = Starlette(
             routes=routes,
             middleware=middleware,
-            exception_handlers={HTTPException: self._not_served, Exception: self._broken},
+            exception_handlers={HTTPException: self._refuse, Exception: self._answer_fault},
         )
         application.router.redirect_slashes = False  # it redirects to whatever Host says
         return application
@@ -332,13 +332,13 @@ class Site:
             caller.check_unbound()
         return caller
 
-    def _known(self, request: Request) -> Caller:
+    def _find_caller(self, request: Request) -> Caller:
         caller = self.access(request)
         if caller is None:
             raise forbidden("you have no access to this page")
         return caller
 
-    def _guarded(self, page: PageRoute) -> Callable[[Request], Any]:
+    def _guard(self, page: PageRoute) -> Callable[[Request], Any]:
         async def answered(request: Request) -> Response:
             parameters, is_read = request.query_params, request.method in _SAFE
             values = {name: value.strip() for name, value in parameters.items()}
@@ -353,7 +353,7 @@ class Site:
                 names = page.names if is_read else ()
                 _check_names(parameters.multi_items(), names, "parameter")
                 if not is_read:
-                    return await self._acted(visit, page)
+                    return await self._act(visit, page)
                 send_time.check_zone(visit.zone)
                 return await self.shared.run_for(visit.caller.name, page.answer, visit)
             except Refused as refused:
@@ -367,7 +367,7 @@ class Site:
 
         return answered
 
-    async def _acted(self, visit: Visit, page: PageRoute) -> Response:
+    async def _act(self, visit: Visit, page: PageRoute) -> Response:
         detail = f"a form has at most {page.most_bytes:,} bytes"
         receive = bounded(visit.request.receive, page.most_bytes, detail)
         request = Request(visit.request.scope, receive)
@@ -390,11 +390,11 @@ class Site:
         finally:
             held.close()
 
-    async def _not_served(self, request: Request, error: Any) -> Response:
+    async def _refuse(self, request: Request, error: Any) -> Response:
         visit = Visit(site=self, request=request, caller=_NOBODY)
         return visit.fail(error.status_code, str(error.detail), error.headers or {})
 
-    async def _broken(self, request: Request, _error: Exception) -> Response:
+    async def _answer_fault(self, request: Request, _error: Exception) -> Response:
         visit = Visit(site=self, request=request, caller=_NOBODY)
         return visit.fail(500, "The page failed; the log of the server says why.", _HEADERS)
 
