@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from datetime import timedelta
+from inspect import signature
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
-from dispatcher import Status, StoreUnavailable
+from dispatcher import Dispatcher, Draft, Status, StoreUnavailable
+from dispatcher.cli import messages as of_commands
 from dispatcher.message import new_id
 from dispatcher.telemetry.liveness import Kind
 from dispatcher.times.send_time import to_ms
 from dispatcher.web import Caller, Right, api
 from dispatcher.web.keys import ApiKeys
+from dispatcher.web.models import NewMessageLine
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
 from tests.web.conftest import Calls, by_hand, caller, kind, verdicts
@@ -26,6 +30,18 @@ AT = (FAR + HOUR).isoformat()
 def new(recipient: str = "ada", **more: object) -> dict[str, object]:
     body = {"text": "hello"}
     return {"channel": "memory", "recipient": recipient, "body": body, "send_at": AT, **more}
+
+
+def test_each_field_of_a_draft_can_be_given_in_python_by_http_and_by_command() -> None:
+    options = [*fields(of_commands._DraftOptions), *fields(of_commands._Content)]
+    by_command = {option.name for option in options} - {"text"}
+    ways = {
+        "Dispatcher.submit": signature(Dispatcher.submit).parameters.keys() - {"self", "session"},
+        "NewMessage": {name.removesuffix("_seconds") for name in NewMessageLine.model_fields},
+        "dispatcher submit": by_command | {"channel", "recipient"},
+    }
+    for way, given in ways.items():
+        assert given == Draft.__dataclass_fields__.keys(), way
 
 
 def test_a_message_is_accepted_read_moved_changed_and_cancelled(
