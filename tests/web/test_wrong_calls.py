@@ -217,7 +217,8 @@ def test_an_error_names_the_parameter_of_the_call(build: Build) -> None:
         ({"send_at": AT, "send_in_seconds": 5}, "send_at", "both of", "one of them"),
         ({"send_at": AT, "expire_after_seconds": 5, "expires_at": AT}, "expire_after_seconds",
          "given together with expires_at", "one of them"),
-        ({"send_in_seconds": 100, "fold": 1}, "fold", "given with send_in_seconds", "local times"),
+        ({"send_in_seconds": 100, "fold": 1}, "fold", "given with send_in_seconds",
+         "send_at, or no fold"),
     ],
 )  # fmt: skip
 def test_a_submit_a_plan_a_line_and_a_move_refuse_the_same_times_by_their_names(  # noqa: PLR0917
