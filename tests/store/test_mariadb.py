@@ -164,6 +164,7 @@ def test_a_lock_that_is_never_given_is_an_error_after_three_waits(
         holding(database, "SELECT * FROM dispatcher_messages FOR UPDATE"),
     ):
         Messages(impatient).cancel([first.id])
+    assert seen == [1205] * 6
     assert Messages(database).get(first.id).status is Status.SCHEDULED
 
 
