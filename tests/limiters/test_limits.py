@@ -22,7 +22,6 @@ from dispatcher.limiters import (
     AsyncLimiter,
     Concurrency,
     CoolDown,
-    CounterPerKey,
     FixedWindow,
     Limiter,
     Limits,
@@ -33,8 +32,8 @@ from dispatcher.limiters import (
     parse,
 )
 from dispatcher.redis.keys import LimiterKeys
+from tests.support.limiters import ALL, COUNTED, MINUTE, MS
 
-MINUTE, MS = timedelta(minutes=1), timedelta(milliseconds=1)
 CLIENT = redis.Redis()  # nothing connects before something is sent
 
 
@@ -165,21 +164,16 @@ def test_bad_arguments_are_refused_before_any_call(call: Callable[[], object], f
 
 
 def test_limits_are_values() -> None:
-    every = [
-        FixedWindow(5, "day", align="UTC"), SlidingLog(5, MINUTE), SlidingList(5, MINUTE),
-        CounterPerKey(5, MINUTE), SlidingCounter(5, MINUTE), GCRA(5, MINUTE, max_burst=2),
-        Concurrency(5), CoolDown(),
-    ]  # fmt: skip
+    every = [*(make(5) for make in ALL.values()), CoolDown()]
     assert pickle.loads(pickle.dumps(every)) == every  # noqa: S301 - our own bytes
     assert len({*every, *every}) == len(every)
     assert len({limit.label for limit in every}) == len(every)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [FixedWindow, SlidingLog, SlidingList, CounterPerKey, SlidingCounter, GCRA,
-     partial(FixedWindow, align="Europe/Berlin")],
-)  # fmt: skip
+PER_LENGTH = {name: make for name, make in COUNTED.items() if make(1, MINUTE).length_ms}
+
+
+@pytest.mark.parametrize("make", PER_LENGTH.values(), ids=PER_LENGTH)
 def test_a_unit_is_the_length_that_it_stands_for(make: Callable[..., Algorithm]) -> None:
     for unit, length in (("second", 1), ("minute", 60), ("hour", 3_600), ("week", 604_800)):
         assert make(1, unit) == make(1, timedelta(seconds=length))
