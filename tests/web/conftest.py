@@ -20,11 +20,16 @@ ON_SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 """For what no database does differently."""
 
 
+def bearer(house: House, name: str = "shop", **fields: Any) -> dict[str, str]:
+    """Return the header by which a new key calls."""
+    _, token = ApiKeys(house.parts.database).add(name, **fields)
+    return {"Authorization": f"Bearer {token}"}
+
+
 def caller(house: House, name: str = "shop", *, app: FastAPI | None = None, **fields: Any) -> Any:
     """Return a client with a key of its own, of an API of its own; takes what adds a key."""
-    _, token = ApiKeys(house.parts.database).add(name, **fields)
     app = app or api(house.dispatcher, rate="100000/second")
-    return TestClient(app, headers={"Authorization": f"Bearer {token}"})
+    return TestClient(app, headers=bearer(house, name, **fields))
 
 
 @pytest.fixture

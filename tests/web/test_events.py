@@ -23,7 +23,7 @@ from tests.support.browser import served
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
 from tests.support.waiting import DEADLINE, wait_until
-from tests.web.conftest import Calls, all_but, caller
+from tests.web.conftest import Calls, all_but, bearer, caller
 from tests.web.test_keys import SCOPES
 
 HOUR = timedelta(hours=1)
@@ -45,12 +45,10 @@ def address(telling: House, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @contextmanager
 def listener(
-    address: str, token: str, after: str | None = None
+    address: str, key: dict[str, str], after: str | None = None
 ) -> Iterator[Iterator[tuple[str, str, Any]]]:
     """Listen; give an iterator of events as id, name and data. It returns once it has begun."""
-    headers = {"Authorization": f"Bearer {token}"}
-    if after is not None:
-        headers["Last-Event-ID"] = after
+    headers = key if after is None else {**key, "Last-Event-ID": after}
     with httpx2.stream("GET", f"{address}/v1/events", headers=headers, timeout=DEADLINE) as answer:
         if answer.status_code != 200:
             answer.read()
@@ -72,24 +70,20 @@ def _events(lines: Iterator[str]) -> Iterator[tuple[str, str, Any]]:
             fields = {}
 
 
-def key(house: House, name: str = "shop", **options: Any) -> str:
-    return ApiKeys(house.parts.database).add(name, **options)[1]
-
-
 def test_a_listener_hears_each_transition_and_goes_on_where_it_was(
     telling: House, address: str
 ) -> None:
-    token = key(telling)
-    with listener(address, token) as heard:
+    key = bearer(telling)
+    with listener(address, key) as heard:
         message = telling.submit("ada", send_in=HOUR)
         telling.dispatcher.reschedule(message.id, send_in=2 * HOUR)
         first = [next(heard) for _ in range(2)]
     telling.dispatcher.cancel(message.id)  # while nothing listens
-    with listener(address, token, after=first[-1][0]) as heard:
+    with listener(address, key, after=first[-1][0]) as heard:
         second = next(heard)
     names = [name for _, name, _ in (*first, second)]
     assert names == ["scheduled", "rescheduled", "cancelled"]
-    with listener(address, token) as heard:
+    with listener(address, key) as heard:
         telling.deliver(telling.submit("ada"))
         assert [next(heard)[1] for _ in range(2)] == ["scheduled", "sent"], "a worker tells, too"
     for place, name, data in (*first, second):
@@ -99,8 +93,8 @@ def test_a_listener_hears_each_transition_and_goes_on_where_it_was(
 
 
 def test_a_listener_hears_of_its_own_messages_alone(telling: House, address: str) -> None:
-    bound = key(telling, "acme", scope=("tenant", "acme"))
-    texting = key(telling, "texting", channels=["file"])
+    bound = bearer(telling, "acme", scope=("tenant", "acme"))
+    texting = bearer(telling, "texting", channels=["file"])
     with listener(address, bound) as of_acme, listener(address, texting) as of_file:
         telling.submit("ada", send_in=HOUR, scopes={"tenant": "other"})
         own = telling.submit("eve", send_in=HOUR, scopes={"tenant": "acme"})
@@ -113,8 +107,8 @@ def test_a_revoked_key_hears_nothing_further(
     telling: House, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keys, "_TTL_SECONDS", 0.1)
-    token = key(telling)
-    with listener(address, token) as heard:
+    key = bearer(telling)
+    with listener(address, key) as heard:
         telling.submit("ada", send_in=HOUR)
         next(heard)
         ApiKeys(telling.parts.database).revoke("shop")
@@ -151,8 +145,8 @@ def test_a_message_is_accepted_and_the_loss_is_logged_where_redis_takes_no_event
 def test_a_listener_is_told_of_a_gap_while_it_listens_and_after_it_was_away(
     telling: House, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream, token = telling.parts.events, key(telling)
-    with listener(address, token) as heard:
+    stream, key = telling.parts.events, bearer(telling)
+    with listener(address, key) as heard:
         telling.submit("ada", send_in=HOUR)
         first = next(heard)[0]
         monkeypatch.setattr(stream, "_keep", 1)
@@ -163,7 +157,7 @@ def test_a_listener_is_told_of_a_gap_while_it_listens_and_after_it_was_away(
         stream._write([Event(Transition.SENT, new_id(), "memory", {}) for _ in range(3_000)])
         assert [next(heard)[1] for _ in range(2)] == ["gap", "sent"]
     for after in (first, "0-0"):  # the latter: the stream was empty when the listener began
-        with listener(address, token, after=after) as heard:
+        with listener(address, key, after=after) as heard:
             assert [next(heard)[1] for _ in range(2)] == ["gap", "sent"]
 
 
@@ -197,7 +191,7 @@ def test_a_batch_whose_caller_falls_silent_ends_with_a_verdict(
     line = b'{"channel": "memory", "recipient": "ada", "body": {}, "send_in_seconds": 3600}\n'
     with closing(http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)) as slow:
         slow.putrequest("POST", "/v1/messages/batch")
-        slow.putheader("Authorization", f"Bearer {key(telling)}")
+        slow.putheader("Authorization", bearer(telling)["Authorization"])
         slow.putheader("Content-Type", "application/x-ndjson")
         slow.putheader("Transfer-Encoding", "chunked")
         slow.endheaders(f"{len(line):x}\r\n".encode() + line + b"\r\n")

@@ -25,7 +25,7 @@ from dispatcher.web.problems import Refused, unauthorized
 from tests.support.doubles import at_once
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
-from tests.web.conftest import Calls, all_but, by_hand, caller, kind, verdicts
+from tests.web.conftest import Calls, all_but, bearer, by_hand, caller, kind, verdicts
 from tests.web.test_messages import AT, HOUR, new
 
 MINUTE = timedelta(minutes=1)
@@ -146,12 +146,7 @@ def test_bodies_and_recipients_leave_with_their_rights_alone(
     ]
     statuses: dict[str, set[int]] = defaultdict(set)
     with TestClient(api(house.dispatcher, rate="100000/second")) as client:
-
-        def calling(name: str, **options: Any) -> dict[str, str]:
-            _, token = ApiKeys(house.parts.database).add(name, **options)
-            return {"Authorization": f"Bearer {token}"}
-
-        few = calling("few", rights=all_but(Right.BODIES_READ, Right.RECIPIENTS_READ))
+        few = bearer(house, "few", rights=all_but(Right.BODIES_READ, Right.RECIPIENTS_READ))
         for name, answer in crawl(client, places, bodies, {**few, "Last-Event-ID": "0-0"}):
             statuses[name].add(answer.status_code)
             assert ADA not in answer.text, (name, answer.text)
@@ -166,7 +161,7 @@ def test_bodies_and_recipients_leave_with_their_rights_alone(
         [opt_out] = client.delete(f"/v1/suppressions/{ADA}", headers=few).json()["suppressions"]
         assert len(told["recipient_digest"]) == 16
         assert opt_out["recipient_digest"] == told["recipient_digest"]
-        all_rights = calling("whole")
+        all_rights = bearer(house, "whole")
         whole = client.get(paths[0], headers=all_rights).json()
         assert (whole["recipient"], whole["body"]) == (ADA, asked)
         for method in ("GET", "DELETE"):

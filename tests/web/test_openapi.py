@@ -19,11 +19,10 @@ from schemathesis.core.result import Ok
 
 from dispatcher import QuotaExceeded
 from dispatcher.web import api
-from dispatcher.web.keys import ApiKeys
 from docs.openapi import document_of
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
-from tests.web.conftest import ON_SQLITE, caller
+from tests.web.conftest import ON_SQLITE, bearer, caller
 from tests.web.test_messages import AT
 
 OF_ALL_ANSWERS = {"content-type", "content-length", "cache-control"}
@@ -100,12 +99,11 @@ class Seeds:
 def _driven(house: House, calls: int, part: slice) -> dict[str, int]:
     """Make up to so many calls of each operation and check the answers; return how many of each."""
     app = api(house.dispatcher, rate="1000000/second")
-    _, token = ApiKeys(house.parts.database).add("shop")
     schema = schemathesis.openapi.from_asgi("/v1/openapi.json", app, config=SchemathesisConfig())
     names = ("not_a_server_error", "status_code_conformance", "content_type_conformance",
              "response_schema_conformance")  # fmt: skip
     checks = [CHECKS.get_one(name) for name in names]
-    headers = {"Authorization": f"Bearer {token}"}
+    headers = bearer(house)
     seeds = Seeds(house)
     made: dict[str, int] = {}
     accepted: Counter[str] = Counter()

@@ -28,14 +28,13 @@ from starlette.routing import Mount
 from dispatcher import Dispatcher, InvalidValue
 from dispatcher.faults import arm
 from dispatcher.web import Loopback, api, page
-from dispatcher.web.keys import ApiKeys
 from dispatcher.web.pages import SERVER_OPTIONS, beside
 from tests.support.django_project import shop
 from tests.support.examples import a_third_of
 from tests.support.house import House
 from tests.support.house_fixtures import Build
 from tests.support.waiting import wait_until
-from tests.web.conftest import ON_SQLITE
+from tests.web.conftest import ON_SQLITE, bearer
 from tests.web.test_messages import key, new
 
 pytestmark = ON_SQLITE
@@ -73,7 +72,6 @@ class HaltedSubmit(NamedTuple):
 
 @contextmanager
 def halted_submit(house: House, folder: Path, *, mounted: bool = False) -> Iterator[HaltedSubmit]:
-    _, token = ApiKeys(house.parts.database).add("shop")
     gate = folder / "gate"
     arm(f"submit.after_commit=wait:{gate}")
     try:
@@ -84,8 +82,7 @@ def halted_submit(house: House, folder: Path, *, mounted: bool = False) -> Itera
                 host.mount("/", app)
                 app = host
             address = server.enter_context(beside(app))
-            headers = {"Authorization": f"Bearer {token}"}
-            with httpx2.Client(base_url=address, headers=headers, timeout=60) as client:
+            with httpx2.Client(base_url=address, headers=bearer(house), timeout=60) as client:
                 yield HaltedSubmit(client, server, gate)
     finally:
         gate.touch()
@@ -150,12 +147,8 @@ def test_verdicts_come_while_lines_are_sent_and_memory_does_not_grow(
     house: House, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("WARNING", "dispatcher")  # pytest keeps what is logged
-    _, token = ApiKeys(house.parts.database).add("shop")
-    headers = {
-        "Authorization": f"Bearer {token}",
-        "Content-Type": "application/x-ndjson",
-        "Transfer-Encoding": "chunked",
-    }
+    stream = {"Content-Type": "application/x-ndjson", "Transfer-Encoding": "chunked"}
+    headers = bearer(house) | stream
 
     def chunk(first: int, count: int) -> bytes:
         numbers = range(first, first + count)
@@ -223,11 +216,10 @@ def in_flask(ours: Any) -> Any:
 
 @pytest.mark.parametrize("mounted", [in_fastapi, in_django, in_flask])
 def test_a_mounted_api_answers_as_one_at_the_root(house: House, mounted: Any) -> None:
-    _, token = ApiKeys(house.parts.database).add("shop")
     with TestClient(mounted(api(house.dispatcher)), base_url="http://localhost") as client:
         base = f"{PREFIX}/v1/messages"
         assert client.get(base).status_code == 401
-        client.headers["Authorization"] = f"Bearer {token}"
+        client.headers.update(bearer(house))
         key = {"Idempotency-Key": "k-1"}
         made = client.post(base, json=new(), headers=key)
         assert made.status_code == 201, made.text
