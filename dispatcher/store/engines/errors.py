@@ -119,7 +119,8 @@ def unavailable(error: SQLAlchemyError, url: URL | None = None) -> StoreUnavaila
             meaning = reason.format(at=_at(url), database=database)
             return StoreUnavailable(meaning, remedy=remedy)
     if is_kept_out:
-        return StoreUnavailable(f"the database{_at(url)} cannot be reached")
+        helps = "start it, let this machine reach it, or correct database_url"
+        return StoreUnavailable(f"the database{_at(url)} cannot be reached", remedy=helps)
     refused = isinstance(error, IntegrityError | DataError) or code in _CHECKS
     file = f"the file {url.database}" if url and url.database else "the file"
     reason, remedy = _answer(error, code or name, file)
