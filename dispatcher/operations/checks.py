@@ -241,7 +241,7 @@ def redis_complete(doctor: Doctor) -> Finding:
     total = sum(map(len, states.values()))
     incomplete = {state: names for state, names in states.items() if names and state != "complete"}
     if not incomplete:
-        return ok(f"all {total} parts are complete")
+        return ok(f"all {total} parts of Redis are complete")
     words = (
         f"{state}: {', '.join(names) if len(names) < total else f'all {total} parts'}"
         for state, names in incomplete.items()
@@ -296,8 +296,8 @@ def store_indexes(doctor: Doctor) -> Finding:
         return skipped("the database has no tables")
     missing = doctor.store.missing_indexes()
     if not missing:
-        return ok("all are there")
-    problem = f"missing: {', '.join(missing)}"
+        return ok("all indexes are there")
+    problem = f"missing indexes: {', '.join(missing)}"
     remedy = "create them again as in dispatcher/store/schema.py"
     unique = [name for name in missing if name.startswith("pk_")]
     if unique:
@@ -467,7 +467,7 @@ def broker_separate(doctor: Doctor) -> Finding:
     if redis is None:
         return ok("the broker is not the server of the windows")
     if broker.database != redis.database:
-        return ok(f"database {broker.database} of the server of the windows")
+        return ok(f"the broker is database {broker.database} of the server of the windows")
     return warning(
         f"broker and windows share database {redis.database} of one Redis: emptying the broker "
         "empties the windows, and a flooded queue fills the memory that bookings need",

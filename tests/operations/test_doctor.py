@@ -119,7 +119,7 @@ def test_parts_that_are_closed_stale_too_short_or_being_rebuilt(house: House) ->
     judged(house, "redis.complete", ERROR, states)
     house.redis.delete(keys[3].rebuild)
     house.open()
-    judged(house, "redis.complete", OK, "all 8 parts are complete")
+    judged(house, "redis.complete", OK, "all 8 parts of Redis are complete")
 
 
 def test_a_redis_that_is_away_is_asked_once_and_one_error_and_stops_no_worker(
@@ -183,7 +183,7 @@ def test_a_later_version_and_a_dropped_index_are_warned_of_and_a_missing_key_sto
     house.sql("UPDATE dispatcher_alembic_version SET version_num = '9999'")
     house.sql("DROP INDEX ix_dispatcher_messages_enqueue_at")
     judged(house, "store.migrations", WARNING, "at revision 9999")
-    judged(house, "store.indexes", WARNING, "missing: ix_dispatcher_messages_enqueue_at.")
+    judged(house, "store.indexes", WARNING, "missing indexes: ix_dispatcher_messages_enqueue_at.")
     assert stops(house) == set()
     key = "pk_dispatcher_idempotency_keys"
     house.sql(f"ALTER TABLE dispatcher_idempotency_keys DROP CONSTRAINT {key}")

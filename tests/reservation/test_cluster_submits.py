@@ -120,7 +120,7 @@ def look(house: House, booked: Sequence[Message]) -> None:
     # What it warns of is about these servers, and not about a cluster of them.
     assert levels(found, "redis.").keys() <= {"redis.replicas", "redis.vulnerabilities"}
     assert found["redis.cluster"].level is Level.OK
-    assert found["redis.complete"].found.endswith("parts are complete")
+    assert found["redis.complete"].found.endswith("parts of Redis are complete")
     status = desk.status()
     assert status.silence is None
     assert status.total(Status.SCHEDULED) == len(booked)
