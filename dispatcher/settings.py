@@ -418,7 +418,7 @@ class Settings(BaseSettings):
         )  # fmt: skip
         _require(
             self.claim_ttl - self.transport_timeout >= _CLAIM_SPARE,
-            "transport_timeout", f"{self.transport_timeout} is too near claim_ttl {self.claim_ttl}",
+            "transport_timeout", f"is too long for claim_ttl {self.claim_ttl}",
             f"at least {_CLAIM_SPARE} below claim_ttl, for what a worker does before it sends",
         )  # fmt: skip
         self._in_order("sweep_interval", "horizon")
@@ -482,7 +482,7 @@ class Settings(BaseSettings):
 
     def _in_order(self, lesser: str, greater: str) -> None:
         low, high = getattr(self, lesser), getattr(self, greater)
-        _require(low < high, lesser, f"{low} is not below {greater} {high}", f"below {greater}")
+        _require(low < high, lesser, f"{low} is too long for {greater} {high}", f"below {greater}")
 
 
 def config_file() -> Path:

@@ -274,7 +274,7 @@ def add(
 
     lasts = None if expires_in is None else parse_length(expires_in, "expires_in")
     if lasts is not None and lasts <= timedelta(0):
-        raise InvalidValue("expires_in", "no time is left to it", "a length such as 90 days")
+        raise InvalidValue("expires_in", "leaves no time", "a length such as 90 days")
     with closing(App(Settings.load())) as app:
         named = read_scopes([scopes] if scopes else (), field="scopes")
         scope = next(iter(checked_scopes(named, app.settings).items()), None)
