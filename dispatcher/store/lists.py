@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, case, delete, func, select, update
+from sqlalchemy import Connection, and_, case, delete, func, select, update
 
 from dispatcher.message import Outcome, Status, scope_name
 from dispatcher.scope import NO_SCOPE
@@ -154,13 +154,13 @@ class PersonalData:
             ids = [row.id for row in rows]
             connection.execute(blanks.where(tables.has_id(ids)))
             of_message = one_of(attempts.c.message_id, ids)
-            error = case((attempts.c.error.is_not(None), ERASED))
-            blank = {"error": error, "receipt": None}
-            connection.execute(update(attempts).where(of_message).values(blank))
             # A worker that tells so late of a send would write them again: its token is gone.
-            is_open = (attempts.c.outcome == Outcome.UNKNOWN.value, attempts.c.token > 0)
-            forgotten = update(attempts).where(of_message, *is_open)
-            connection.execute(forgotten.values(token=-attempts.c.token))
+            is_open = and_(attempts.c.outcome == Outcome.UNKNOWN.value, attempts.c.token > 0)
+            blank = {
+                "error": case((attempts.c.error.is_not(None), ERASED)), "receipt": None,
+                "token": case((is_open, -attempts.c.token), else_=attempts.c.token),
+            }  # fmt: skip
+            connection.execute(update(attempts).where(of_message).values(blank))
             keys = [row.idempotency_key for row in rows if row.idempotency_key is not None]
             is_theirs = one_of(tables.keys.c.message_id, ids)
             of_key = tables.keys.c.idempotency_key.in_(keys)
