@@ -371,11 +371,10 @@ class Messages:
 
         with suppress(_NotInserted), transaction(connection, backend.begin):
             take_keys_over(self._tables, connection, [addition])
-            if not all(is_added(connection, insert, row) for insert, row in rows):
-                raise _NotInserted
-            if backend.ended_before(connection, self._tables, [message.id]):
-                raise _NotInserted
-            return True
+            is_there = all(is_added(connection, insert, row) for insert, row in rows)
+            if is_there and not backend.ended_before(connection, self._tables, [message.id]):
+                return True
+            raise _NotInserted
         return False
 
     def _stored(self, connection: sa.Connection, addition: Addition) -> Message | Addition:
