@@ -326,8 +326,7 @@ def revoke(name: Annotated[str, typer.Argument(metavar="NAME_OR_ID")]) -> None:
     from dispatcher.web.keys import ApiKeys  # noqa: PLC0415 - an extra
 
     with closing(App(Settings.load())) as app:
-        ended = ApiKeys(app.database).revoke(name)
-    ids = [key.id for key in ended]
+        ids = ApiKeys(app.database).revoke(name)
     output.tell(ids, f"revoked: {', '.join(ids)}")
 
 

@@ -139,7 +139,8 @@ class ApiKeys:
         self._database.execute(change.values(expires_at=end))
         return made
 
-    def revoke(self, name_or_id: str) -> list[ApiKey]:
+    def revoke(self, name_or_id: str) -> list[str]:
+        """End the keys of that name, or one by its id; return their ids. Raises InvalidValue."""
         ids = [key.id for key in self.named() if name_or_id in (key.name, key.id)]
         if not ids:
             accepted = "the name or the id of a key, as `dispatcher keys list` shows it"
@@ -147,7 +148,7 @@ class ApiKeys:
         row = self._keys.c
         change = update(self._keys).where(row.id.in_(ids), row.revoked_at.is_(None))
         self._database.execute(change.values(revoked_at=database_now()))
-        return [key for key in self.named() if key.id in ids]
+        return ids
 
     def named(self, name: str | None = None) -> list[ApiKey]:
         row = self._keys.c
