@@ -8,6 +8,7 @@ import re
 import sys
 import tomllib
 from pathlib import Path
+from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from dispatcher.store.notifications import Reason, body_of
 from dispatcher.store.schema import NOTIFIED_STATUSES
 from dispatcher.testing import TransportSuite, a_message
 from dispatcher.transports import Checks, load, mail, smtp
-from dispatcher.transports.apprise import AppriseTransport
+from dispatcher.transports.base import SHIPPED
 from dispatcher.transports.smtp import SmtpTransport
 from dispatcher.transports.webhook import WebhookTransport, receiver_secret
 from tests.docs.pages import blocks, page
@@ -27,7 +28,12 @@ from tests.support.http_receiver import Handler, Receiver
 from tests.transports.test_names import install
 
 PAGE = page("docs/transports.md")
-SECTIONS = {"Webhook": WebhookTransport, "Apprise": AppriseTransport}
+TRANSPORTS = {name: resolve_name(path) for name, (path, _) in SHIPPED.items()}
+SECTIONS = {
+    name.capitalize(): transport
+    for name, transport in TRANSPORTS.items()
+    if f"\n## {name.capitalize()}\n" in PAGE
+}
 NOT_OPTIONS = {"self", "timeout", "clock", "resolver"}
 
 
@@ -124,8 +130,9 @@ def test_its_email_can_be_sent() -> None:
     SmtpTransport.check(asked["recipient"], asked["body"])
 
 
-def test_it_names_every_option_and_every_word_of_a_body() -> None:
-    words = [*mail._KEYS, *mail._ATTACHED, *options_of(SmtpTransport)]
+def test_it_names_every_transport_option_and_word_of_a_body() -> None:
+    words = [*TRANSPORTS, *mail._KEYS, *mail._ATTACHED]
+    words += [option for transport in TRANSPORTS.values() for option in options_of(transport)]
     words += [f"{scheme}://" for scheme in smtp._SCHEMES]
     assert [each for each in words if f"`{each}`" not in PAGE] == []
 

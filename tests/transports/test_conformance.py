@@ -19,6 +19,7 @@ from dispatcher import InvalidDraft, Message, PermanentFailure, TemporaryFailure
 from dispatcher.testing import MemoryTransport, TransportSuite
 from dispatcher.transports import ConsoleTransport, FileTransport, Transport
 from dispatcher.transports.apprise import AppriseTransport
+from dispatcher.transports.base import SHIPPED
 from dispatcher.transports.webhook import WebhookTransport
 from tests.support.http_receiver import Handler, Receiver, receiving
 from tests.support.mail import CLOSE, HANG, MailServer, ScriptedServer
@@ -196,6 +197,10 @@ class TestFile(TransportSuite):
 
     def make_failing(self) -> Iterable[Transport]:
         return [FileTransport(Path("/dev/full"))] if Path("/dev/full").exists() else []
+
+
+def test_each_transport_that_ships_has_a_suite() -> None:
+    assert {f"Test{name.capitalize()}" for name in SHIPPED} - globals().keys() == set()
 
 
 class Good(MemoryTransport):
