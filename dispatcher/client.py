@@ -1016,7 +1016,7 @@ def selection_of(wanted: Wanted, settings: Settings) -> Selection:
     kinds = [*settings.scopes, *of_channels]
     for kind, _ in selection.scopes:
         if kind not in kinds:
-            accepted = f"names by kind; the kinds are {', '.join(kinds)}"
+            accepted = f"names by kind; the settings have {', '.join(kinds)}"
             raise InvalidDraft("scopes", f"there is no kind {kind[:80]!r}", accepted)
     if selection.recipient is None:
         return selection

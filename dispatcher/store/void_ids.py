@@ -85,7 +85,7 @@ class VoidIds:
                 self._take([message_id])
             except StoreUnavailable as error:
                 log.warning(
-                    "could not settle the reservation of message %s; the next sweep will: %s",
+                    "could not settle the reservation of message %s; the next reconcile does: %s",
                     message_id, error,
                 )  # fmt: skip
                 failures += 1

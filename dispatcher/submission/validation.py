@@ -322,7 +322,7 @@ def known_channel(channel: object, settings: Settings) -> str:
 def checked_scopes(scopes: object, settings: Settings) -> dict[str, str]:
     if scopes is None:
         return {}
-    accepted = f"names by kind; the kinds are {', '.join(settings.scopes) or 'none'}"
+    accepted = f"names by kind; the settings have {', '.join(settings.scopes) or 'no kinds'}"
     if not isinstance(scopes, Mapping):
         raise InvalidDraft("scopes", kind_of(scopes), accepted)
     checked = {}

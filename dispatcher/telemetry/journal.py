@@ -354,7 +354,7 @@ class Hooks:
                 self._calls[name](message)
             except BaseException as error:  # noqa: BLE001 - code of others may raise anything
                 kind = type(error).__name__  # its text may quote the body
-                log.error("message %s: %s raised %s", message.id, name, kind)  # noqa: TRY400 - same
+                log.error("message %s: hook %s raised %s", message.id, name, kind)  # noqa: TRY400 - same
 
 
 def find_hooks(text: str) -> Any:

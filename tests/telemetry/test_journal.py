@@ -130,7 +130,7 @@ def test_a_hook_that_raises_is_logged_without_its_words_and_the_next_is_told(
     tell(hooks, Transition.SENT, good)
     hooks.close()
     assert calls == [("on_sent", good)]
-    assert f"message {bad.id}: on_failed raised ValueError" in caplog.text
+    assert f"message {bad.id}: hook on_failed raised ValueError" in caplog.text
     assert "canary" not in caplog.text
 
 

@@ -184,7 +184,7 @@ NAMED: list[tuple[str, str, str, str]] = [
     (f"/v1/scopes/tenant/acme/timeline?start={TWICE}", "start", "happens twice", OFFSETS),
     ("/v1/scopes/tenant/acme/timeline?days=1e-12", "days", "0:00:00", "a length of more than 0"),
     ("/v1/refusals?hours=1e-12", "hours", "0:00:00", "a length of more than 0"),
-    ("/v1/messages?count=nope=x", "count", "there is no kind 'nope'", "the kinds are tenant"),
+    ("/v1/messages?count=nope=x", "count", "there is no kind 'nope'", "the settings have tenant"),
     ("/v1/messages/x", "message_id", "is no message id", "a UUID"),
     (f"/v1/messages?from={TWICE}", "from", "happens twice", OFFSETS),
     ("/v1/messages?from=2030-01-02&until=2030-01-01", "until", "not later than from", "later time"),
