@@ -40,7 +40,7 @@ def of_scope_on(channel: str) -> str:
 
 
 def is_recipient_kind(kind: str) -> bool:
-    """Whether a kind is that of a message's scope on a channel: its name may be an address."""
+    """Whether scopes of a kind are recipients on a channel: their names may be addresses."""
     return kind.startswith("recipient.")
 
 

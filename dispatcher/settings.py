@@ -374,7 +374,7 @@ class Settings(BaseSettings):
         return (self.queue, *(self.queue_of(name) for name in self.channels))
 
     def queue_of(self, channel: str) -> str:
-        """Return the Celery queue of a channel; that of the sweep for an unknown channel."""
+        """Return the Celery queue of a channel; for an unknown channel the queue of the sweep."""
         return f"{self.queue}.{channel}" if channel in self.channels else self.queue
 
     @property

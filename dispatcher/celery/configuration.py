@@ -131,7 +131,7 @@ def remember(app: Celery, settings: Settings) -> None:
 
 
 def settings_of(app: Celery) -> Settings:
-    """Return those remembered, else those of the environment. Raises InvalidSettings."""
+    """Return the settings of ``install``, else of the environment. Raises InvalidSettings."""
     return _settings_of.get(app) or Settings.load()
 
 

@@ -131,7 +131,7 @@ def _queues(app: Celery, settings: Settings) -> list[Queue]:
     theirs = dict(app.amqp.Queues(app.conf.task_queues))
     ours = {queue.name: queue for queue in queues(settings, exchange=Exchange(settings.queue))}
     for queue in ours.values():
-        # Else it is that of the app's default queue, which would then get these tasks.
+        # Else Celery takes the key of the app's default queue, which would then get our tasks.
         queue.routing_key = queue.name
     for name in theirs.keys() & ours.keys():
         if theirs[name] != ours[name]:

@@ -220,7 +220,7 @@ class Reconciler:
             fault("reconcile.after_look_up")
             settled = Settled({}, set(), set())
             if missing := {entry.message_id for entry in entries} - holding.keys():
-                # They hold no reservation by the store: from now on they are never stored.
+                # The store has no message for them: from now on it never will.
                 settled = self.void_ids.give_up(list(missing))
                 fault("reconcile.after_giving_up")
             holding |= settled.holding

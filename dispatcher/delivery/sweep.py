@@ -107,7 +107,7 @@ class Sweep:
             )  # fmt: skip
 
     def _tickets(self, due: Sequence[Due]) -> list[Ticket]:
-        # One of unknown outcome may kill every worker that sends it. So each has a task of its own.
+        # A message of unknown outcome may kill any worker that sends it. So each has its own task.
         # These tasks come in a random order and a little apart: the one before is done by then, the
         # one after is not claimed yet.
         tickets = [Ticket(*row[:3], is_first=row.is_first) for row in due if not row.is_suspect]

@@ -221,7 +221,7 @@ class LimitSet:
         return to_ms(self.clock.now()) + self.shift_ms if self.aligned else 0
 
     def words(self, now_ms: int) -> Words:
-        # Those of a zone name the coming windows too, so they hold for the length of the shortest.
+        # Words of a limit in a zone name the coming windows, too: they hold for the shortest one.
         turn = now_ms // self._words_kept_ms
         if self._kept_words[0] != turn:
             self._kept_words = (turn, self.words_of(now_ms, [(part, 0) for part in self.parts]))

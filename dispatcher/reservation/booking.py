@@ -125,7 +125,7 @@ class Slot(NamedTuple):
         return self.message_id != self.request.message_id
 
     def for_everyone(self) -> Slot:
-        """Return it as that of all submits with its key: released, it is nobody's any more."""
+        """Return the slot as owned by all submits with its key: a release ends it for all."""
         submit = self.request.submit and replace(self.request.submit, token=EVERYONE)
         return self._replace(request=self.request._replace(submit=submit))
 

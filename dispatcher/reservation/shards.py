@@ -188,7 +188,7 @@ class Shards:
         if index == 0:
             return Blocked(until_ms, None, None, ())
         scope = leg.scopes[index - 1]
-        # What is shorter is no id. It counts.
+        # A shorter member is no id, but counts against the quota.
         conflicting = tuple(UUID(bytes=id_) for id_ in members if len(id_) == ID_BYTES)
         return Blocked(until_ms, scope, self._rules.quota(scope, number), conflicting)
 

@@ -87,7 +87,7 @@ class Unclaimed(NamedTuple):
 
 
 class AttemptEnd(NamedTuple):
-    """What came of an attempt, now where it does not say when."""
+    """The end of an attempt; now, where no instant is named."""
 
     of: UUID
     by: int

@@ -130,7 +130,7 @@ class Reserver:
             try:
                 settled = self.void_ids.take_back(message)
             except StoreUnavailable as unknown:
-                # It may be gone, or has no reservation: it is not said to be accepted.
+                # The row may be void, or the message unreserved: do not say that it is accepted.
                 entry.result = OutcomeUnknown(unknown.reason, message.id)
                 continue
             if settled.void:

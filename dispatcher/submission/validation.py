@@ -86,7 +86,7 @@ class ValidDraft(NamedTuple):
     def request(
         self, message_id: UUID, *, supersedes: UUID | None = None, tail: str = ""
     ) -> BookingRequest:
-        """Return what is asked of the windows; ``tail`` is that of the present reservation."""
+        """Return the request to the windows; ``tail`` is the tail of the present reservation."""
         asked_ms = to_ms(self.send_at)
         latest_ms = asked_ms if self.latest is None else max(asked_ms, to_ms(self.latest))
         submit = None

@@ -132,7 +132,7 @@ class Caller:
         return f"{self._key_start}{check_text(field, key, longest=_LONGEST_KEY)}"
 
     def shown_key(self, stored: str | None) -> str | None:
-        """Return a key as the caller gave it; those of others, if it may see addresses."""
+        """Return the caller's key as given; another one's only to a caller that sees addresses."""
         if stored is not None and stored.startswith(self._key_start):
             return stored.removeprefix(self._key_start)
         return stored if self.sees_conflicts else None

@@ -305,7 +305,7 @@ class StoreEngine(ABC):
     def ended_before(
         self, _connection: sa.Connection, _tables: Tables, _ids: Sequence[UUID]
     ) -> Collection[UUID]:
-        """Return those of these ids, just inserted, that messages have which have ended."""
+        """Return which of these ids, just inserted, ended messages have, too."""
         return ()
 
     # Looking after it.

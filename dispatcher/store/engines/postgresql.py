@@ -88,7 +88,7 @@ _LINE = {
 }
 
 
-# That an id is one of all ids is redundant: without it PostgreSQL joins by reading the whole index
+# The second condition on the id is redundant: without it PostgreSQL may read the whole index
 # where a vacuum has counted no row, and that may have millions of entries of dead rows. An index of
 # a status would be as wrong.
 _RECORD = """

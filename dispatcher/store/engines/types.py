@@ -142,7 +142,7 @@ def _function(name: str, kind: TypeEngine[Any]) -> type[FunctionElement[Any]]:
 
 
 def _spell(element: FunctionElement[Any], compiler: SQLCompiler, **kw: Any) -> str:
-    # What is not spelt says nothing: only PostgreSQL has partitions.
+    # Without a spelling the condition is always true: only PostgreSQL has partitions.
     spelt = _SPELT.get(compiler.dialect.name, _SPELT["postgresql"]).get(element.name, "1 = 1")
     clauses = list(element.clauses)
     return _PLACE.sub(lambda place: compiler.process(clauses[int(place[1])], **kw), spelt)

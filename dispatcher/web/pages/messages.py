@@ -59,7 +59,7 @@ def read_filters(visit: Visit, fields: Fields) -> Wanted:
             raise forbidden("filters by idempotency key need a key without bound channels or scope")
 
     def time_of(name: str) -> datetime | None:
-        # That of today: a link to the next page must mean the same.
+        # The time is read as of today: a link to the next page must mean the same.
         return visit.time_of(fields[name], name, of_day=True) if fields[name] else None
 
     filters = {name: fields.get(PAGE_NAMES.get(name, name)) for name in Wanted.__annotations__} | {
