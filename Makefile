@@ -12,7 +12,7 @@ comma := ,
 PLAYABLE := $(VENV)/.playable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-fast test-hosts test-lowest test-between test-newest resolve dist openapi simulate soak soak-bugs check docs format bench bench-scale migrate clean
+.PHONY: help demo test test-all test-fast test-hosts test-lowest test-between test-newest resolve dist openapi simulate soak soak-bugs check docs format bench bench-scale revision migrate clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -150,6 +150,13 @@ SCALE := "growth 10000 30000000 4GB" "endurance 500 8 --one-by-one --ahead 45 --
 bench-scale: $(READY) ## Measure what large tables, lasting loads and other schedulers cost: 3 hours
 	@for each in $(SCALE); do set -- $$each; script=benchmarks/$$1.py; shift; \
 	echo "== $$script $$*"; $(BIN)/python $$script "$$@" || exit 1; done
+
+revision: $(READY) ## Write the migration of what store/schema.py has changed: make revision NAME=label
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+	export DISPATCHER_DATABASE_URL="sqlite:///$$folder/scratch.db" && \
+	number=$$(($$(ls migrations/versions/*.py | wc -l) + 1)) && $(BIN)/alembic upgrade head && \
+	$(BIN)/alembic revision --autogenerate --rev-id "$$(printf %04d $$number)" --message "$(NAME)"
+	@$(BIN)/ruff format --quiet migrations && $(BIN)/ruff check --fix --quiet migrations
 
 migrate: $(READY) ## Bring the configured database to the current schema
 	$(BIN)/dispatcher migrate

@@ -1,9 +1,19 @@
-"""${message}."""
+<%!
+    import re
+
+    def of_the_settings(text):
+        """Take the prefix of names and the schema from the settings; the default ones were seen."""
+        named = re.sub(r"'(\w*?)dispatcher_(\w+)'", r"f'\1{tables.prefix}\2'", text)
+        named = named.replace("schema=None", "schema=tables.schema")
+        return named.replace("dispatcher.store.engines.types.", "types.")
+%>"""${message}."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
+
+from dispatcher.store.engines import types
 ${imports if imports else ""}
 
 revision = ${repr(up_revision)}
@@ -14,4 +24,4 @@ depends_on = ${repr(depends_on)}
 
 def upgrade() -> None:
     tables = op.get_context().opts["tables"]  # their names are those of the settings
-    ${upgrades if upgrades else "pass"}
+    ${of_the_settings(upgrades) if upgrades else "pass"}
