@@ -6,6 +6,5 @@ into rows and back.
 
 For submission there are ``messages``, and ``outbox`` in a transaction of the caller's, ``lists`` of
 opt-outs and pauses. For delivery: ``claims``. For periodic maintenance: ``maintenance``,
-``void_ids`` and ``notifications``. For operators: ``listing``, ``survey`` and ``migrate``. For the
-HTTP API: ``api``.
+``void_ids`` and ``notifications``. For operators: ``listing``, ``survey`` and ``migrate``.
 """
