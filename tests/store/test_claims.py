@@ -157,7 +157,6 @@ def test_late_successes_are_recorded_with_the_others(database: Database) -> None
     assert {tuple(outcomes(database, claim.message.id)) for claim in late} == {("sent", "unknown")}
 
 
-@pytest.mark.every_database
 def test_a_row_that_is_no_message_any_more_keeps_no_other_from_its_end(database: Database) -> None:
     """Its submit took it back after this claim, and a repeat of what ended that comes late."""
     void, sent, returned = (rows.claimed(database) for _ in range(3))

@@ -124,14 +124,13 @@ def test_places_come_in_pages_and_each_once(database: Database) -> None:
 def test_places_made_between_two_instants_are_told_by_their_ids(database: Database) -> None:
     message = rows.add(database)
     made = rows.now()
-    maintenance = StoreMaintenance(database)
-    minute = timedelta(minutes=1)
-    around = list(
-        maintenance.reservations(memory=DAY, batch=9, created=(made - minute, made + minute))
-    )
-    assert [place.message_id for page in around for place in page] == [message.id]
-    for empty in ((made - 2 * minute, made - minute), (made + minute, made + 2 * minute)):
-        assert list(maintenance.reservations(memory=DAY, batch=9, created=empty)) == []
+
+    def created(first: int, end: int) -> list[UUID]:
+        between = (made + first * MINUTE, made + end * MINUTE)
+        pages = StoreMaintenance(database).reservations(memory=DAY, batch=9, created=between)
+        return [place.message_id for page in pages for place in page]
+
+    assert [created(-2, -1), created(-1, 1), created(1, 2)] == [[], [message.id], []]
 
 
 def test_snoozed_messages_come_in_pages_and_each_once(database: Database) -> None:
@@ -288,9 +287,8 @@ def test_every_attempt_comes_once(database: Database, batch: int) -> None:
     expected |= add_many(database, (now - HOUR + timedelta(microseconds=n) for n in range(4)))
     claim = rows.claimed(database)
     overtaken = {"message_id": claim.message.id, "token": claim.token + 100}
-    rows.insert_attempt(
-        database, **overtaken, started_at=now, finished_at=now, outcome="unknown"
-    )  # fmt: skip
+    times = {"started_at": now, "finished_at": now}
+    rows.insert_attempt(database, **overtaken, **times, outcome="unknown")
     expected |= {(claim.message.id, token) for token in (claim.token, claim.token + 100)}
     rows.add(database)
     add_many(database, [now - 2 * DAY, now - 3 * DAY])
@@ -310,7 +308,7 @@ def test_a_claim_that_ran_out_and_was_not_rescued_yet_comes_with_its_age(
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_old_attempts_are_not_looked_at(database: Database) -> None:
     now = rows.now()
-    add_many(database, (now - 25 * DAY + n * timedelta(minutes=1) for n in range(3_000)))
+    add_many(database, (now - 25 * DAY + n * MINUTE for n in range(3_000)))
     expected = add_many(database, [now - timedelta(hours=1)] * 12)
     expected |= add_many(database, (now - n * timedelta(seconds=1) for n in range(8)))
     for _ in range(3):

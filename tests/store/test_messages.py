@@ -144,9 +144,8 @@ LOOK_ALIKE = [
 def test_keys_that_look_alike_are_different(database: Database) -> None:
     added = {key: rows.add(database, idempotency_key=key, recipient=key) for key in LOOK_ALIKE}
     for key, message in added.items():
-        stored = Messages(database).with_keys([key]).get(key)
-        assert stored is not None
-        assert stored[0] == message
+        [(stored, _)] = Messages(database).with_keys([key]).values()
+        assert stored == message
         assert rows.listed(database, recipient=key) == [message]
     assert len(Messages(database).with_keys(LOOK_ALIKE)) == len(LOOK_ALIKE)
 
