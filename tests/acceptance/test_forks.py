@@ -58,9 +58,9 @@ def in_children(work: Callable[[int], Any]) -> list[Any]:
     return answers
 
 
-def submits(dispatcher: Dispatcher, who: str, many: int = 10) -> dict[str, str]:
+def submits(dispatcher: Dispatcher, who: str, count: int = 10) -> dict[str, str]:
     made = {}
-    for number in range(many):
+    for number in range(count):
         recipient = f"{who}-{number}"
         message = dispatcher.submit(
             channel="memory",

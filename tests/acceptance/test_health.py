@@ -36,8 +36,8 @@ def broker() -> Iterator[RedisServer]:
 
 
 def address(folder: Path, name: str) -> str | None:
-    found = re.findall(r"metrics at http://(\S+)/metrics", (folder / f"{name}.log").read_text())
-    return found[-1] if found else None
+    addresses = re.findall(r"metrics at http://(\S+)/metrics", (folder / f"{name}.log").read_text())
+    return addresses[-1] if addresses else None
 
 
 def says(folder: Path, name: str, path: str) -> tuple[int, str]:

@@ -199,8 +199,8 @@ def past_kombu(item: dict[str, Any], **properties: Any) -> amqp.Message:
         "content_encoding": item["content-encoding"],
         "application_headers": item["headers"],
     }
-    given = {name: value for name, value in (plain | properties).items() if value is not ...}
-    return amqp.Message(bytes_of(item), **given)
+    headers = {name: value for name, value in (plain | properties).items() if value is not ...}
+    return amqp.Message(bytes_of(item), **headers)
 
 
 ON_RABBITMQ: dict[str, amqp.Message] = {
@@ -354,9 +354,9 @@ def test_it_is_counted_and_never_given_back(request: pytest.FixtureRequest, brok
         return running.dispatcher.status().items_rejected or 0
 
     def measured() -> float:
-        found = re.search(r"metrics at (\S+)", poisoned.log())
-        assert found is not None
-        with urllib.request.urlopen(found[1], timeout=10) as answer:  # noqa: S310 - on loopback
+        match = re.search(r"metrics at (\S+)", poisoned.log())
+        assert match is not None
+        with urllib.request.urlopen(match[1], timeout=10) as answer:  # noqa: S310 - on loopback
             text = answer.read().decode()
         return sum(
             map(float, re.findall(r"^dispatcher_items_rejected_total (\S+)", text, re.MULTILINE))

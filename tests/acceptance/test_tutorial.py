@@ -34,7 +34,7 @@ class Block(NamedTuple):
 
 
 def page() -> list[Block]:
-    return [Block(*found) for found in _BLOCK.findall(PAGE.read_text())]
+    return [Block(*block) for block in _BLOCK.findall(PAGE.read_text())]
 
 
 @pytest.mark.long
@@ -92,5 +92,5 @@ def fits(expected: str, answered: str) -> bool:
 def told_alike(text: str) -> str:
     """Return the text with its ids numbered in their order, and no instants."""
     ids = list(dict.fromkeys(_ID.findall(text)))
-    numbered = _ID.sub(lambda found: f"<id {ids.index(found[0])}>", text)
+    numbered = _ID.sub(lambda match: f"<id {ids.index(match[0])}>", text)
     return _INSTANT.sub("<instant>", numbered)

@@ -131,9 +131,9 @@ def test_up_shows_what_goes_to_the_console_and_has_a_page_that_takes_the_key_it_
         said = shell.said
         wait_until(lambda: '[console] to ada: {"text":"hi"}' in said.read_text().splitlines())
         line = r"page: (http://\S+) – sign in with (\S+)"
-        found = wait_until(lambda: re.search(line, said.read_text()))
-        assert found is not None
-        address, key = found[1], found[2]
+        match = wait_until(lambda: re.search(line, said.read_text()))
+        assert match is not None
+        address, key = match[1], match[2]
         with httpx2.Client(base_url=address, headers={"Sec-Fetch-Site": "same-origin"}) as client:
             assert client.get("/messages").status_code == 303
             assert client.post("/sign-in", data={"key": key}).status_code == 303
@@ -244,9 +244,9 @@ def test_a_demo_without_any_redis_says_so_in_one_sentence(bare: Shell) -> None:
 def test_a_demo_that_stays_keeps_every_promise_and_leaves_its_page_open(bare: Shell) -> None:
     said, running = bare.said, bare.begin("demo", "--stay")
     try:
-        found = wait_until(lambda: re.search(r"page: (http://\S*)", said.read_text()), 90)
-        assert found is not None
-        page = httpx2.get(f"{found[1]}messages?status=scheduled", timeout=10).text
+        match = wait_until(lambda: re.search(r"page: (http://\S*)", said.read_text()), 90)
+        assert match is not None
+        page = httpx2.get(f"{match[1]}messages?status=scheduled", timeout=10).text
         assert page.count('class="status s-scheduled"') == 12
         assert "every promise was kept" in said.read_text()
         lines = [line for line in said.read_text().splitlines() if "http" not in line]

@@ -57,8 +57,8 @@ def make(build: Build, tmp_path: Path) -> Make:
             "options": {"path": str(tmp_path / "ledger")},
             "max_attempts": settings.pop("max_attempts", 10),
         }
-        given = ROOMY | {"data_dir": tmp_path / "data"} | settings
-        return build(clock=SystemClock(), channels={CHANNEL: channel}, **given)
+        values = ROOMY | {"data_dir": tmp_path / "data"} | settings
+        return build(clock=SystemClock(), channels={CHANNEL: channel}, **values)
 
     return made
 
@@ -263,8 +263,8 @@ def test_what_a_death_leaves_is_healed_and_no_promise_is_broken(
 ) -> None:
     house = make()
     told = story(house)
-    work, *given = next(told)
-    die(point, work, house.settings, *given, how=how)
+    work, *arguments = next(told)
+    die(point, work, house.settings, *arguments, how=how)
     with pytest.raises(StopIteration) as end:
         next(told)
     heal(house)
@@ -293,15 +293,15 @@ def test_only_what_a_worker_had_begun_and_not_recorded_is_of_unknown_outcome(
     recorded = sum(house.again(message).status is Status.SENT for message in messages)
     heal(house)
     judge(house, ids(messages))
-    found = unknown(house)
+    count = unknown(house)
     if how == "raise":
-        assert found == point.startswith(("deliver.after_begin", "deliver.after_send"))
+        assert count == point.startswith(("deliver.after_begin", "deliver.after_send"))
     elif point == "deliver.after_record":
         # A slow worker records some before it has sent all, and may just have noted another send.
         assert recorded
-        assert found <= len(PEOPLE) - recorded
+        assert count <= len(PEOPLE) - recorded
     else:
-        assert found == DELIVERING[point] - recorded
+        assert count == DELIVERING[point] - recorded
     assert sum(tries.count(SENT) for tries in outcomes(house).values()) == len(PEOPLE)
 
 

@@ -49,9 +49,9 @@ def queue_of(deliveries: Deliveries, at_once: int = 2) -> GroupQueue:
     return GroupQueue(cast("Delivery", deliveries), at_once=at_once)
 
 
-def fill(queue: GroupQueue, deliveries: Deliveries, many: int) -> list[threading.Thread]:
+def fill(queue: GroupQueue, deliveries: Deliveries, count: int) -> list[threading.Thread]:
     """Let that many threads deliver a slow group each on the channel ``slow``."""
-    ids = [new_id() for _ in range(many)]
+    ids = [new_id() for _ in range(count)]
     deliveries.slow |= set(ids)
 
     def deliver(message_id: UUID) -> None:

@@ -28,10 +28,10 @@ def pausing(build: Build) -> House:
     )  # fmt: skip
 
 
-def late(house: House, *these: Message, by: timedelta) -> None:
+def late(house: House, *messages: Message, by: timedelta) -> None:
     """Let messages be due since so long ago, and not be enqueued since then."""
     at = house.database_time() - by
-    house.change(these, send_at=at, next_attempt_at=at, enqueue_at=at)
+    house.change(messages, send_at=at, next_attempt_at=at, enqueue_at=at)
 
 
 @pytest.mark.every_database

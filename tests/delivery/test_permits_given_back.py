@@ -24,12 +24,12 @@ NOW = timedelta(0)
 HERD = 60
 
 
-def claimed(house: House, *these: Message) -> list[Claim]:
+def claimed(house: House, *messages: Message) -> list[Claim]:
     """Claim messages as a worker does that is about to ask for permits."""
     claims = Claims(house.parts.database, ttl=house.settings.claim_ttl)
-    found: list[Claim] = claims.claim([message.id for message in these], ahead=NOW)
-    assert len(found) == len(these)
-    return found
+    taken: list[Claim] = claims.claim([message.id for message in messages], ahead=NOW)
+    assert len(taken) == len(messages)
+    return taken
 
 
 def in_hand(house: House, message: Message) -> Claim:
@@ -81,10 +81,10 @@ def test_a_try_recorded_while_redis_is_rebuilt_counts_from_its_end(slow: House, 
     assert at_ms <= slow.redis_ms() + 1, "not from the end of its claim"
 
 
-def snoozed(house: House, these: Sequence[Message]) -> list[Message]:
+def snoozed(house: House, messages: Sequence[Message]) -> list[Message]:
     """Return those that wait for more than a minute."""
     late = house.database_time() + MINUTE
-    again = [house.again(message) for message in these]
+    again = [house.again(message) for message in messages]
     return [message for message in again if message.next_attempt_at > late]
 
 

@@ -121,8 +121,8 @@ def test_an_encoding_that_lacks_characters(
         clock=hour_ago(), url=latin1, quotas="9/day", scopes={"tenant": {"quotas": "9/day"}}
     )
     record_all(house)
-    found = examined(house)["store.encoding"]
-    assert (found.level.name, "LATIN1" in found.found) == ("WARNING", True)
+    finding = examined(house)["store.encoding"]
+    assert (finding.level.name, "LATIN1" in finding.found) == ("WARNING", True)
     before = house.snapshot()
     with pytest.raises(StoreUnavailable, match="encoding lacks") as refused:
         house.submit("ada", body={"text": "你好"}, send_in=DAY)

@@ -23,9 +23,9 @@ pytestmark = pytest.mark.skipif(
 
 
 def left_in(folder: Path) -> list[LeftLog]:
-    found: list[LeftLog] = []
-    assert SendLogs(folder).consume(found.append, limit=100)
-    return found
+    logs: list[LeftLog] = []
+    assert SendLogs(folder).consume(logs.append, limit=100)
+    return logs
 
 
 def _killed(folder: Path, begun: tuple[UUID, ...], mark: str) -> None:
@@ -175,9 +175,9 @@ def test_settle_reads_at_most_so_many_logs_and_the_next_call_the_rest(tmp_path: 
         log.close()
         marks.add(log.mark)
     found: list[LeftLog] = []
-    for many, are_all_read in ((2, False), (4, False), (5, True), (5, True)):
+    for count, are_all_read in ((2, False), (4, False), (5, True), (5, True)):
         assert SendLogs(tmp_path).consume(found.append, limit=2) is are_all_read
-        assert len(found) == many
+        assert len(found) == count
     assert {log.mark for log in found} == marks
     assert list(tmp_path.iterdir()) == []
 

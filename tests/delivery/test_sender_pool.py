@@ -132,11 +132,11 @@ def test_threads_that_are_free_are_used_again_and_end_when_closed(make: Make) ->
 def test_where_no_thread_can_be_started_the_caller_sends_all_in_order(
     make: Make, error: Exception
 ) -> None:
-    send, many = FakeSend(), 1_200
+    send, count = FakeSend(), 1_200
     pool = make(send, most=4)
     with patch.object(threading.Thread, "start", side_effect=error):
-        pool.add(a_group(), claims(*[0.0] * many))
-        assert list(send.at) == list(range(many))
+        pool.add(a_group(), claims(*[0.0] * count))
+        assert list(send.at) == list(range(count))
     send.at.clear()
     pool.add(a_group(), claims(0.0, 0.0, 0.0, 0.0))
     wait_until(lambda: len(send.at) == 4)

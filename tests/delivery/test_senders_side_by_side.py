@@ -50,12 +50,12 @@ def test_a_long_send_keeps_its_claim_and_its_permit(build: Build) -> None:
     [message] = [wide.submit()]
     seen: list[int] = []
 
-    def last(given: Message) -> None:
+    def last(sent: Message) -> None:
         for _ in range(4):
-            before = wide.columns(given, "claim_expires_at")
+            before = wide.columns(sent, "claim_expires_at")
             [held] = wide.permits().values()
             wide.moved.advance(ttl * 0.6)
-            wait_until(partial(is_later, wide, given, before))
+            wait_until(partial(is_later, wide, sent, before))
             [now_held] = wide.permits().values()
             seen.append(now_held - held)
 
@@ -90,8 +90,8 @@ def test_a_claim_that_cannot_be_renewed_is_not_begun_any_more(build: Build) -> N
 
     house.memory.before = last
     assert house.deliver(*messages) == 1
-    found = sorted(house.again(message).status for message in messages)
-    assert found == [Status.SCHEDULED, Status.SENT]
+    statuses = sorted(house.again(message).status for message in messages)
+    assert statuses == [Status.SCHEDULED, Status.SENT]
 
 
 def test_nothing_waits_for_a_busy_sender_when_too_little_is_left_of_its_claim(

@@ -75,8 +75,8 @@ def test_a_run_that_leaves_something_is_followed_by_one_that_looks_as_far_back(
 ) -> None:
     monkeypatch.setattr(sweep_module, "_MOST_AT_ONCE", 2)
     sweep, clock = slow.parts.sweep, slow.moved
-    some = [slow.submit(f"number {number}") for number in range(5)]
-    slow.change(some, enqueue_at=slow.database_time() - MINUTE)
+    messages = [slow.submit(f"number {number}") for number in range(5)]
+    slow.change(messages, enqueue_at=slow.database_time() - MINUTE)
     counts = []
     for _ in range(3):
         counts.append(sweep.enqueue_due())

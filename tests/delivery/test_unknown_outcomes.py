@@ -228,9 +228,9 @@ def failed(house: House, **asked: Any) -> Message:
     message = house.submit(**asked)
     house.fail_sends(PermanentFailure("no such number"))
     house.deliver(message)
-    found = house.again(message)
-    assert found.status is Status.FAILED
-    return found
+    ended = house.again(message)
+    assert ended.status is Status.FAILED
+    return ended
 
 
 @pytest.mark.every_database

@@ -21,8 +21,8 @@ LIMITS = Limits([*(make(4) for make in ALL.values()), CoolDown()])
 
 @pytest.fixture(scope="module", params=CLUSTERS)
 def nodes(request: pytest.FixtureRequest) -> Iterator[Sequence[Member]]:
-    with request.param() as found:
-        yield found.nodes
+    with request.param() as cluster:
+        yield cluster.nodes
 
 
 @pytest.fixture
@@ -82,13 +82,13 @@ def test_permits_are_counted_while_their_slot_moves() -> None:
     """Where its keys are in two places a call is answered in time, if only by an error."""
     limits = Limits([ALL["SlidingLog"](9), ALL["FixedWindow"](9)])
     with (
-        three_masters() as found,
-        redis.RedisCluster(host="127.0.0.1", port=found.nodes[0].port) as client,
+        three_masters() as cluster,
+        redis.RedisCluster(host="127.0.0.1", port=cluster.nodes[0].port) as client,
     ):
         limiter = limits.on(client)
         [slot] = {slot_of(LimiterKeys("limits").hash_tag("ada"))}
         taken_now = [taken(limiter, "ada", 2)]
-        with found.moving(slot, found.elsewhere(found.master_of(slot))) as move_one:
+        with cluster.moving(slot, cluster.elsewhere(cluster.master_of(slot))) as move_one:
             for _ in range(4):
                 with suppress(LimitersUnavailable):
                     taken_now.append(taken(limiter, "ada", 1))

@@ -34,9 +34,9 @@ def test_each_of_a_group_is_judged_by_its_scope_and_its_channel(redis_client: re
     limits = [SlidingLog(1, "minute", name="scope"), SlidingLog(3, "hour", name="channel"),
               Concurrency(20), CoolDown()]  # fmt: skip
     limiter = Limits(limits).on(redis_client, tag="sms")
-    wanted = ["ada", "ben", "ada", "cleo", "dora"]
+    keys = ["ada", "ben", "ada", "cleo", "dora"]
     decisions = limiter.acquire_each(
-        [Request((key, "sms", "sms", "sms"), permit=f"{n}") for n, key in enumerate(wanted)]
+        [Request((key, "sms", "sms", "sms"), permit=f"{n}") for n, key in enumerate(keys)]
     )
     assert [decision.allowed for decision in decisions] == [True, True, False, True, False]
     assert [decision.refused_by for decision in decisions if not decision] == [

@@ -208,11 +208,11 @@ def test_the_library_needs_no_settings_and_no_database() -> None:
         "print(FixedWindow(5, 'minute'), type(FixedWindow(5, 'minute').on(redis.Redis())).__name__)"
     )
     wrong = dict.fromkeys(("DISPATCHER_DATABASE_URL", "DISPATCHER_BROKER_URL"), "nonsense")
-    found = subprocess.run(
+    checked = subprocess.run(
         [sys.executable, "-c", code],
         env={"PYTHONPATH": ":".join(sys.path), **wrong},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert found.stdout.strip() == "5/minute Limiter"
+    assert checked.stdout.strip() == "5/minute Limiter"

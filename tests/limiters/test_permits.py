@@ -456,7 +456,7 @@ def test_a_process_that_dies_between_two_shards_leaves_a_scope_stricter(
     dead = wanted(ALONE)
     with monkeypatch.context() as patched, suppress(WorkerDied):
         calls: Iterator[Callable[..., Any]] = iter([scripts.replies_of, killed])
-        patched.setattr(permits, "replies_of", lambda *given: next(calls)(*given))  # noqa: PLW0108 - another one each time
+        patched.setattr(permits, "replies_of", lambda *words: next(calls)(*words))  # noqa: PLW0108 - another one each time
         made.permits.acquire([dead], within=HOLD)
     assert made.scope(ALONE).keys() == {dead.member}
     assert not made.channel(SMS)
@@ -503,12 +503,12 @@ def test_room_is_noted_in_the_shard_of_each_log_and_found_in_all(
     made.permits.give_back([of_scope, of_channel])
 
     assert len(made.permits.waiting(logs=1, each=9)) == 1
-    found = made.permits.waiting(logs=9, each=9)
-    assert found == {
+    waiting = made.permits.waiting(logs=9, each=9)
+    assert waiting == {
         made.keys(ALONE).scope(ALONE): [waits_for_scope.message_id],
         made.keys(SMS).channel(SMS): [waits_for_channel.message_id],
     }
-    made.permits.give_turns(found, {waits_for_channel.message_id})
+    made.permits.give_turns(waiting, {waits_for_channel.message_id})
     assert made.permits.waiting(logs=9, each=9) == {made.keys(ALONE).scope(ALONE): []}
     made.permits.give_turns({made.keys(ALONE).scope(ALONE): []}, set())
     assert made.permits.waiting(logs=9, each=9) == {}

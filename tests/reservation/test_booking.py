@@ -29,13 +29,13 @@ def test_a_full_stretch_is_left_without_a_step_for_each_message_in_it(opened: Op
     real = opened(Quota(2, 1_000))
     full = {n.to_bytes(16, "big"): ms(NOON) + n // 2 * 1_000 for n in range(2_000)}
     real.client.zadd(real.keys("ann").window("ann"), full)
-    found: list[Booking] = []
+    bookings: list[Booking] = []
 
     def book() -> None:
-        found.append(real.book(NOON, latest=NOON + timedelta(hours=1)))
+        bookings.append(real.book(NOON, latest=NOON + timedelta(hours=1)))
 
     assert calls_of(real.client, book, "zcount", "zrangebyscore") < 50
-    assert [booking.send_at for booking in found] == [NOON + timedelta(seconds=1_000)]
+    assert [booking.send_at for booking in bookings] == [NOON + timedelta(seconds=1_000)]
 
 
 def test_messages_of_a_campaign_do_not_search_the_same_stretch_again(opened: Opened) -> None:
@@ -45,9 +45,9 @@ def test_messages_of_a_campaign_do_not_search_the_same_stretch_again(opened: Ope
     real.client.zadd(real.keys("ann").window("ann"), full)
     latest = ms(NOON + timedelta(hours=1))
     campaign = [BookingRequest(new_id(), Terms.own("ann"), ms(NOON), latest) for _ in range(200)]
-    found: list[Any] = []
-    assert calls_of(real.client, lambda: found.extend(real.windows.book(campaign))) < 20
-    assert [slot.at_ms for slot in found] == [ms(NOON) + n * 1_000 for n in range(1_000, 1_200)]
+    slots: list[Any] = []
+    assert calls_of(real.client, lambda: slots.extend(real.windows.book(campaign))) < 20
+    assert [slot.at_ms for slot in slots] == [ms(NOON) + n * 1_000 for n in range(1_000, 1_200)]
 
 
 def test_what_no_quota_counts_any_more_is_tidied_in_turn(opened: Opened) -> None:

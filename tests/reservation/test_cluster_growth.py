@@ -61,8 +61,8 @@ UNAVAILABLE = (ReservationsUnavailable, LimitersUnavailable)
 @pytest.fixture
 def growing() -> Iterator[tuple[Cluster, Member]]:
     """Give a cluster and its new node."""
-    with one_and_a_new_node() as found:
-        yield found
+    with one_and_a_new_node() as pair:
+        yield pair
 
 
 @pytest.fixture

@@ -91,7 +91,7 @@ ACME = {"tenant": "acme"}
 PEOPLE = ("ada", "ben", "cleo", "dora")
 
 
-def drafts_of(many: int) -> list[Draft]:
+def drafts_of(count: int) -> list[Draft]:
     """Return drafts that contend for the places of channel and tenant."""
     return [
         Draft(
@@ -103,7 +103,7 @@ def drafts_of(many: int) -> list[Draft]:
             idempotency_key=f"key {n}",
             on_conflict="shift",
         )
-        for n in range(many)
+        for n in range(count)
     ]
 
 
@@ -116,11 +116,11 @@ def look(house: House, booked: Sequence[Message]) -> None:
     [tenant] = desk.timeline("acme", kind="tenant").windows
     assert len(tenant.booked) == len(booked)
     assert desk.plan(drafts_of(20)).known == len(booked)
-    found = examined(house)
+    findings = examined(house)
     # What it warns of is about these servers, and not about a cluster of them.
-    assert levels(found, "redis.").keys() <= {"redis.replicas", "redis.vulnerabilities"}
-    assert found["redis.cluster"].level is Level.OK
-    assert found["redis.complete"].found.endswith("parts of Redis are complete")
+    assert levels(findings, "redis.").keys() <= {"redis.replicas", "redis.vulnerabilities"}
+    assert findings["redis.cluster"].level is Level.OK
+    assert findings["redis.complete"].found.endswith("parts of Redis are complete")
     status = desk.status()
     assert status.silence is None
     assert status.total(Status.SCHEDULED) == len(booked)
@@ -167,11 +167,11 @@ def refuse_and_cancel(house: House, booked: Sequence[Message]) -> None:
         house.submit("fay", send_at=later, scopes=ACME)
     draft = Draft(channel="memory", recipient="dan", body=BODY, send_at=later)
     house.dispatcher.submit_many([draft])
-    found = house.dispatcher.refusals()
-    assert [(rule.kind, rule.quota, rule.refused) for rule in found.rules] == [
+    refusals = house.dispatcher.refusals()
+    assert [(rule.kind, rule.quota, rule.refused) for rule in refusals.rules] == [
         ("channel.memory", "3/minute", 2)
     ]
-    assert len(found.last) == 2
+    assert len(refusals.last) == 2
     for message in booked:
         house.dispatcher.cancel(message.id)
     assert windows_of(house) == {}

@@ -80,8 +80,8 @@ def test_a_process_with_shorter_quotas_keeps_what_longer_ones_still_count(
     for days in (-6, -5):
         real.book(now + timedelta(days=days))
     with reserving(redis_server.url, [Quota(1, 1_000)]) as shorter:
-        found = shorter.upkeep.unconfirmed(older_than=timedelta(0), limit=10)
-        assert shorter.upkeep.confirm(found, stored(times_of(real, found))) == 0
+        entries = shorter.upkeep.unconfirmed(older_than=timedelta(0), limit=10)
+        assert shorter.upkeep.confirm(entries, stored(times_of(real, entries))) == 0
     assert len(real.members("ann")) == 2
     with pytest.raises(QuotaExceeded):
         real.book(now)

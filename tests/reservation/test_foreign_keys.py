@@ -67,10 +67,10 @@ def test_a_call_fails_the_doctor_names_the_key_and_a_rebuild_deletes_it(
         house.submit("olga", send_at=LATER + timedelta(hours=1))
     before = house.snapshot()
     assert "olga" not in str(caught.value)
-    found = finding(house)
-    assert found.level is Level.ERROR
-    assert key in found.found
-    assert "windows rebuild" in str(found.remedy)
+    foreign = finding(house)
+    assert foreign.level is Level.ERROR
+    assert key in foreign.found
+    assert "windows rebuild" in str(foreign.remedy)
     assert house.snapshot() == before
     house.dispatcher.rebuild_windows()
     assert windows_of(house) == promised(house)

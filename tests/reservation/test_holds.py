@@ -136,14 +136,14 @@ def lose_while_judging(
     judge = real.windows.shards._checked
 
     def checked(*asked: Any) -> Any:
-        found = judge(*asked)
+        answer = judge(*asked)
         window = real.keys(scope.home).window(scope.name, scope.kind).encode()
         waiting = real.upkeep.unconfirmed(older_than=timedelta(0), limit=100)
         holds = [entry for entry in waiting if entry.window == window and len(entry.member) > 16]
         assert len(holds) == 1
         real.upkeep.confirm(holds, {})
         happens()
-        return found
+        return answer
 
     monkeypatch.setattr(real.windows.shards, "_checked", checked)
 

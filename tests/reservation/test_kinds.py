@@ -244,10 +244,10 @@ def test_a_duplicate_that_is_changing_its_time_stops_only_its_own_message_of_man
         real_book = shards.book
 
         def book(requests: Sequence[Any], **more: Any) -> Any:
-            found = real_book(requests, **more)
+            answers = real_book(requests, **more)
             if len(requests) == 1:
                 end()
-            return found
+            return answers
 
         end = once(lambda: shards.release_many([(first, duplicate.bytes, theirs)]))
         shards.book = book  # type: ignore[method-assign]  # this one, to act behind it

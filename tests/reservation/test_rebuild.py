@@ -219,9 +219,9 @@ def submitted(house: House, many: int, *, first: int = 0) -> list[Message]:
         for n in range(first, first + many)
     ]
     results = house.dispatcher.submit_many(drafts)
-    found = [result for result in results if isinstance(result, Message)]
-    assert len(found) == many, results[:1]
-    return found
+    messages = [result for result in results if isinstance(result, Message)]
+    assert len(messages) == many, results[:1]
+    return messages
 
 
 @pytest.mark.usefixtures("small_pages")
@@ -233,7 +233,7 @@ def test_a_page_of_rows_takes_one_round_trip_to_each_server(
     submitted(house, PAGE)
     few = calls_of_a_rebuild(house, monkeypatch)
     submitted(house, 10 * PAGE, first=PAGE)
-    many = calls_of_a_rebuild(house, monkeypatch)
-    assert many - few == {"SQL": 10, "Redis": 10}
+    calls = calls_of_a_rebuild(house, monkeypatch)
+    assert calls - few == {"SQL": 10, "Redis": 10}
     assert house.dispatcher.verify_windows().equal
     assert house.dispatcher.verify_windows().reservations == 4 * 11 * PAGE

@@ -39,8 +39,8 @@ def test_each_rule_counts_what_it_refuses_and_how_far_the_next_slot_is(build: Bu
     with pytest.raises(QuietHours):
         house.submit("dan", send_at=FAR, quiet_hours="11:00-13:00")
 
-    found = house.dispatcher.refusals()
-    by_rule = {(rule.kind, rule.quota): rule for rule in found.rules}
+    refusals = house.dispatcher.refusals()
+    by_rule = {(rule.kind, rule.quota): rule for rule in refusals.rules}
     assert {rule: count.refused for rule, count in by_rule.items()} == {
         ("", "2/hour"): 20, ("tenant", "1/minute"): 1, ("", None): 1,
     }  # fmt: skip
@@ -49,8 +49,8 @@ def test_each_rule_counts_what_it_refuses_and_how_far_the_next_slot_is(build: Bu
     assert MINUTE <= by_rule["tenant", "1/minute"].wait_p50 <= 1.1 * MINUTE
     assert 2 * HOUR <= by_rule["", None].wait_p95 <= 2.2 * HOUR
 
-    assert [refusal.quota for refusal in found.last[:3]] == [None, "1/minute", "2/hour"]
-    last = found.last[-1]
+    assert [refusal.quota for refusal in refusals.last[:3]] == [None, "1/minute", "2/hour"]
+    last = refusals.last[-1]
     digest = digest_with(KEY)
     assert digest is not None
     assert (last.scope, last.send_at, last.next_slot) == (
@@ -121,18 +121,18 @@ def test_a_note_that_stalls_delays_no_message(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Redis stands still while refusals are noted: what was accepted is stored."""
-    found: list[tuple[int, int]] = []
+    figures: list[tuple[int, int]] = []
     note = house.parts.refusals.note
 
     def stall(refused: Any) -> None:
-        found.append((len(refused), len(house.rows())))
+        figures.append((len(refused), len(house.rows())))
         note(refused)
 
     monkeypatch.setattr(house.parts.refusals, "note", stall)
     drafts = [draft(recipient, send_at=FAR) for recipient in ("ada", "ada", "eve")]
     results = house.dispatcher.submit_many(drafts)
     assert [isinstance(entry, Rejection) for entry in results] == [False, True, False]
-    assert found == [(1, 2)]
+    assert figures == [(1, 2)]
     assert house.dispatcher.refusals().rules[0].refused == 1
 
 

@@ -95,12 +95,12 @@ def test_an_instant_is_blocked_exactly_when_reserve_refuses_it(
     if channel:  # others take places of the channel
         others = terms_for(house.settings, scope="ben", channel=channel, zone=BERLIN)
         filled(house, others, start, many=90, seed=2)
-    found = house.dispatcher.timeline("ada", channel=channel, zone=BERLIN, start=start)
-    assert found.complete
-    instants = sampled(found, many=50, seed=3)
+    timeline = house.dispatcher.timeline("ada", channel=channel, zone=BERLIN, start=start)
+    assert timeline.complete
+    instants = sampled(timeline, many=50, seed=3)
     answers = {instant: refused(house, terms, instant) for instant in instants}
     assert {True, False} <= set(answers.values())
-    assert {instant: found.refuses(instant) for instant in instants} == answers
+    assert {instant: timeline.refuses(instant) for instant in instants} == answers
 
 
 @pytest.mark.parametrize("shape", ["rolling", "calendar"])
@@ -108,8 +108,8 @@ def test_fills_are_what_counting_gives(build: Build, shape: str) -> None:
     house = build(**SHAPES[shape])
     terms = terms_for(house.settings, scope="ada", channel=None, zone=BERLIN)
     filled(house, terms, FAR, many=150, seed=4)
-    found = house.dispatcher.timeline("ada", zone=BERLIN, start=FAR)
-    [window] = found.windows
+    timeline = house.dispatcher.timeline("ada", zone=BERLIN, start=FAR)
+    [window] = timeline.windows
     times = sorted(house.members().values())
     for quota in window.quotas:
         length_ms = getattr(quota.quota, "length_ms", None)
@@ -123,7 +123,7 @@ def test_fills_are_what_counting_gives(build: Build, shape: str) -> None:
                 sum(end - length_ms < time <= end for time in times) for end in ends
             )
         if length_ms is not None:
-            assert [fill[:2] for fill in quota.fills] == list(found.steps)
+            assert [fill[:2] for fill in quota.fills] == list(timeline.steps)
     assert max(fill.booked for quota in window.quotas for fill in quota.fills) > 1
 
 
@@ -131,8 +131,8 @@ def test_the_timeline_lists_bookings_in_order_within_its_stretch(house: House) -
     before = house.submit(send_at=FAR + HOUR)
     inside = [house.submit(send_at=FAR + n * HOUR) for n in (4, 2, 3)]
     after = house.submit(send_at=FAR + 5 * HOUR)
-    found = house.dispatcher.timeline("ada", start=FAR + 2 * HOUR, length=3 * HOUR)
-    [window] = found.windows
+    timeline = house.dispatcher.timeline("ada", start=FAR + 2 * HOUR, length=3 * HOUR)
+    [window] = timeline.windows
     assert [(booking.message_id, booking.at) for booking in window.booked] == [
         (message.id, message.send_at) for message in (inside[1], inside[2], inside[0])
     ]
@@ -155,17 +155,17 @@ def test_a_place_that_is_held_counts_and_says_so(house: House) -> None:
 def test_slots_begin_the_next_free_stretches(house: House) -> None:
     for minutes in (0, 10, 20, 30):
         house.submit(send_at=FAR + timedelta(minutes=minutes))
-    found = house.dispatcher.timeline("ada", start=FAR, length=HOUR)
-    assert [(slot - FAR) // timedelta(minutes=1) for slot in found.slots] == [1, 11, 21, 31]
-    assert found.slots[0] == house.dispatcher.next_slot(recipient="ada", after=FAR)
+    timeline = house.dispatcher.timeline("ada", start=FAR, length=HOUR)
+    assert [(slot - FAR) // timedelta(minutes=1) for slot in timeline.slots] == [1, 11, 21, 31]
+    assert timeline.slots[0] == house.dispatcher.next_slot(recipient="ada", after=FAR)
     for instant in (FAR - timedelta(milliseconds=1), FAR + HOUR):
         with pytest.raises(InvalidValue, match="instant"):
-            found.refuses(instant)
+            timeline.refuses(instant)
     begun = house.dispatcher.timeline("ada", start=FAR - HOUR, length=HOUR)
-    assert begun.slots == found.slots[:1], "still to come"
-    for slot in found.slots:
-        assert not found.refuses(slot)
-        assert found.refuses(slot - timedelta(milliseconds=1))
+    assert begun.slots == timeline.slots[:1], "still to come"
+    for slot in timeline.slots:
+        assert not timeline.refuses(slot)
+        assert timeline.refuses(slot - timedelta(milliseconds=1))
 
 
 def test_a_further_kind_is_looked_at_alone(build: Build) -> None:
@@ -273,8 +273,8 @@ def test_steps_go_by_the_local_clock(
     house: House, length: timedelta, zone: str, round_time: Callable[[datetime], bool]
 ) -> None:
     start = SPRING + timedelta(minutes=13)
-    found = house.dispatcher.timeline("ada", zone=zone, start=start, length=length)
-    steps = found.steps
+    timeline = house.dispatcher.timeline("ada", zone=zone, start=start, length=length)
+    steps = timeline.steps
     assert (steps[0].begins_at, steps[-1].ends_at) == (start, start + length)
     assert all(one.ends_at == two.begins_at for one, two in pairwise(steps))
     assert 24 <= len(steps) <= 55

@@ -19,26 +19,26 @@ def main() -> int:
     asked.add_argument("about", nargs="?", default="", help="only the lines that name this")
     asked.add_argument("--faults", type=int, default=50_000)
     asked.add_argument("--first", type=int, default=0, help="the seed to begin with")
-    given = asked.parse_args()
-    if given.seed is not None:
-        world = played(given.seed)
-        for line in told(world, given.about):
+    options = asked.parse_args()
+    if options.seed is not None:
+        world = played(options.seed)
+        for line in told(world, options.about):
             print(line)  # noqa: T201 - a command
         broken = judge(world)
-        print(f"seed {given.seed}, story {world.digest()}: {len(broken)} promises broken")  # noqa: T201
+        print(f"seed {options.seed}, story {world.digest()}: {len(broken)} promises broken")  # noqa: T201
         for problem in broken:
             print(f"  {problem}")  # noqa: T201
         return bool(broken)
     started = time.process_time()
-    found = search(faults=given.faults, first=given.first, stop_at_first=False)
+    hunt = search(faults=options.faults, first=options.first, stop_at_first=False)
     took = time.process_time() - started
-    print(f"{found.faults} faults in {found.stories} stories, {took:.1f} s of processor time")  # noqa: T201
-    for what, count in found.counts.most_common():
+    print(f"{hunt.faults} faults in {hunt.stories} stories, {took:.1f} s of processor time")  # noqa: T201
+    for what, count in hunt.counts.most_common():
         print(f"{count:8}  {what}")  # noqa: T201
-    for seed, broken in found.broken.items():
+    for seed, broken in hunt.broken.items():
         print(f"seed {seed}: {broken[0]}")  # noqa: T201
         print(f"  the story: .venv/bin/python -m tests.simulation {seed}")  # noqa: T201
-    return bool(found.broken)
+    return bool(hunt.broken)
 
 
 if __name__ == "__main__":

@@ -38,16 +38,16 @@ def _last_claim_only(real: Any) -> Any:
 
 
 def _attempt_kept(real: Any) -> Any:
-    def returned(self: Any, *given: Any) -> None:
-        real(self, *given)
+    def returned(self: Any, *arguments: Any) -> None:
+        real(self, *arguments)
         self.attempt_count += 1
 
     return returned
 
 
 def _attempt_forgotten(real: Any) -> Any:
-    def failed(self: Any, *given: Any) -> None:
-        real(self, *given)
+    def failed(self: Any, *arguments: Any) -> None:
+        real(self, *arguments)
         if self.status is Status.SCHEDULED:
             self.attempt_count -= 1
 
@@ -89,8 +89,8 @@ def _keeping(keeps: Callable[[Sequence[BookingRequest]], bool]) -> Callable[[Any
 
 
 def _blind(real: Any) -> Any:
-    def begin(self: Any, *given: Any, **named: Any) -> None:
-        real(self, *given, **named)
+    def begin(self: Any, *arguments: Any, **named: Any) -> None:
+        real(self, *arguments, **named)
         self._timeout = -1e9
 
     return begin
@@ -141,8 +141,8 @@ def _suppressed_too(real: Any) -> Any:
 
 
 def _tried_too(real: Any) -> Any:
-    def overdue(*given: Any) -> Any:
-        return and_(*(part for part in real(*given).clauses if "attempt_count" not in str(part)))
+    def overdue(*terms: Any) -> Any:
+        return and_(*(part for part in real(*terms).clauses if "attempt_count" not in str(part)))
 
     return overdue
 
@@ -165,8 +165,8 @@ BUGS: Mapping[str, Seams] = {
     "cancel judged by the rows it changed": {
         "submission.changes.Cancellation.cancel_many": _only_scheduled
     },
-    "a failed submit keeps its reservation": {_WITHDRAW: _keeping(lambda some: len(some) == 1)},
-    "a refused batch keeps its reservations": {_WITHDRAW: _keeping(lambda some: len(some) > 1)},
+    "a failed submit keeps its reservation": {_WITHDRAW: _keeping(lambda batch: len(batch) == 1)},
+    "a refused batch keeps its reservations": {_WITHDRAW: _keeping(lambda batch: len(batch) > 1)},
     "the rest of the claim not checked before the send": {
         "delivery.group.Group.__init__": _blind,
     },

@@ -167,9 +167,9 @@ class Caller:
         return told
 
     def _all_or_none(self, every: Sequence[Asked], results: Sequence[Message | Rejection]) -> None:
-        some = [result.id for result in results if isinstance(result, Message)]
-        if len(some) < len(results) and not set(some).isdisjoint(every[0].ids):
-            self._world.facts.wrong.append(f"{some[0]} was accepted of a batch that was not")
+        stored = [result.id for result in results if isinstance(result, Message)]
+        if len(stored) < len(results) and not set(stored).isdisjoint(every[0].ids):
+            self._world.facts.wrong.append(f"{stored[0]} was accepted of a batch that was not")
 
     def _asking(self, drafts: Sequence[Draft]) -> list[Asked]:
         ids: list[UUID] = []

@@ -130,9 +130,9 @@ class WatchedClaims(Claims):
     def put_back(
         self, snoozed: Iterable[tuple[Claim, timedelta]], *, enqueue_in: timedelta
     ) -> None:
-        given = list(snoozed)
-        others = self._of_others(claim for claim, _ in given)
-        super().put_back(given, enqueue_in=enqueue_in)
+        pairs = list(snoozed)
+        others = self._of_others(claim for claim, _ in pairs)
+        super().put_back(pairs, enqueue_in=enqueue_in)
         self._look_again(others)
 
     def _of_others(self, claims: Iterable[Claim]) -> list[UUID]:
@@ -159,7 +159,7 @@ class WatchedMaintenance(StoreMaintenance):
     def prune(self, *, older_than: timedelta, limit: int) -> int:
         store, facts = self._world.store, self._world.facts
         before = [(Row.of(values), store.tries(UUID(values[0]))) for values in store.values()]
-        many = super().prune(older_than=older_than, limit=limit)
+        count = super().prune(older_than=older_than, limit=limit)
         now, left = store.now(), store.ids()
         for row, tries in before:
             if row.id in left:
@@ -167,4 +167,4 @@ class WatchedMaintenance(StoreMaintenance):
             facts.pruned[row.id] = Pruned(row, tries, now)
             if row.finished_at is None or row.finished_at > now - RETENTION:
                 facts.wrong.append(f"{row.id} was deleted while it was {row.status}")
-        return many
+        return count

@@ -135,17 +135,17 @@ def played(seed: int) -> World:
 
 def search(*, faults: int, first: int = 0, stop_at_first: bool = True) -> Found:
     """Play stories from seed ``first`` on until so much has gone wrong in them."""
-    found = Found()
+    hunt = Found()
     seed = first
-    while found.faults < faults and not (found.broken and stop_at_first):
+    while hunt.faults < faults and not (hunt.broken and stop_at_first):
         world = played(seed)
-        found.faults += world.weather.faults
-        found.stories += 1
-        found.counts += world.weather.counts
+        hunt.faults += world.weather.faults
+        hunt.stories += 1
+        hunt.counts += world.weather.counts
         if broken := judge(world):
-            found.broken[seed] = broken
+            hunt.broken[seed] = broken
         seed += 1
-    return found
+    return hunt
 
 
 def told(world: World, about: str = "") -> Iterator[str]:

@@ -203,11 +203,11 @@ class Server:
         for name in names:
             pipeline.dump(name)
             pipeline.pttl(name)
-        (seconds, micros), *found = pipeline.execute()
+        (seconds, micros), *replies = pipeline.execute()
         now_ms = seconds * 1_000 + micros // 1_000
         self._kept = {
             name: (dump, 0 if life < 0 else round((now_ms + life) / _FACTOR) * _FACTOR)
-            for name, dump, life in zip(names, found[::2], found[1::2], strict=True)
+            for name, dump, life in zip(names, replies[::2], replies[1::2], strict=True)
         }
 
     def fail_over(self, fence: Fence) -> None:

@@ -21,10 +21,10 @@ _PARTS, _SEEDS = 6, 1_000
 
 @pytest.mark.parametrize("part", a_third_of(range(_PARTS)))
 def test_no_promise_is_broken_whatever_goes_wrong(part: int) -> None:
-    found = search(faults=FAULTS // _PARTS, first=part * _SEEDS)
+    hunted = search(faults=FAULTS // _PARTS, first=part * _SEEDS)
 
-    assert found.broken == {}, "python -m tests.simulation SEED tells the story"
-    assert found.faults >= FAULTS // _PARTS
+    assert hunted.broken == {}, "python -m tests.simulation SEED tells the story"
+    assert hunted.faults >= FAULTS // _PARTS
 
 
 @pytest.mark.long
@@ -63,6 +63,6 @@ def test_a_seed_tells_the_same_story_in_every_process() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_bug_is_found(bug: str) -> None:
-    found = hunt(bug)
+    hunted = hunt(bug)
 
-    assert found.broken, f"{found.faults} faults did not find it"
+    assert hunted.broken, f"{hunted.faults} faults did not find it"

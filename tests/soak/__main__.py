@@ -32,19 +32,19 @@ _MOST_SHOWN = 20
 
 
 def main() -> int:
-    given = _arguments()
-    clustered = given.redis == "cluster"
-    strikes = schedule(given.seed, given.minutes * 60, only=given.only, clustered=clustered)
+    options = _arguments()
+    clustered = options.redis == "cluster"
+    strikes = schedule(options.seed, options.minutes * 60, only=options.only, clustered=clustered)
     # What was accepted goes out no faster than the limits of the channels allow.
-    drain = 120 + 60 * given.minutes
-    _limit(given.minutes * 60 + drain + _SPARE_SECONDS)
+    drain = 120 + 60 * options.minutes
+    _limit(options.minutes * 60 + drain + _SPARE_SECONDS)
     with workplace() as folder:
-        lines, figures = soak(folder, given.seed, strikes, drain=drain, clustered=clustered)
+        lines, figures = soak(folder, options.seed, strikes, drain=drain, clustered=clustered)
         logs = {log.stem: log.read_text(errors="replace") for log in folder.glob("*.log")}
     violations = judge(lines)
     print(json.dumps(figures | _result(lines, violations), indent=2))
     if violations:
-        path = Path(f"soak-{given.seed}.jsonl")
+        path = Path(f"soak-{options.seed}.jsonl")
         path.write_text("".join(json.dumps(line, default=str) + "\n" for line in lines))
         for name, text in logs.items():
             path.with_suffix(f".{name}.log").write_text(text)
@@ -143,14 +143,14 @@ def _settled(stage: Stage) -> list[dict[str, Any]]:
 def _result(lines: Sequence[dict[str, Any]], violations: Sequence[Violation]) -> dict[str, Any]:
     history = History.of(lines)
     statuses = Counter(row["status"] for row in history.rows.values())
-    outcomes = Counter(attempt["outcome"] for some in history.attempts.values() for attempt in some)
+    outcomes = Counter(line["outcome"] for tries in history.attempts.values() for line in tries)
     accepts = Counter(send.id for send in history.sends if send.accepted)
     recovered = sorted(milliseconds for _, milliseconds in recoveries(history))
     answers = Counter((call.op, call.answer) for call in history.calls)
     return {
         "kinds": len({line["fault"] for line in history.faults}),
         "calls": len(history.calls),
-        "answers": {f"{op} {answer}": many for (op, answer), many in sorted(answers.items())},
+        "answers": {f"{op} {answer}": count for (op, answer), count in sorted(answers.items())},
         "accepted": len(
             {call.told["id"] for call in history.calls if call.op == "submit"
              and call.answer == "ok"}
@@ -160,7 +160,7 @@ def _result(lines: Sequence[dict[str, Any]], violations: Sequence[Violation]) ->
         "sends": len(history.sends),
         "sends_frozen": sum(is_frozen(send, history) for send in history.sends),
         "attempts_unknown": outcomes["unknown"],
-        "messages_twice": sum(many > 1 for many in accepts.values()),
+        "messages_twice": sum(count > 1 for count in accepts.values()),
         "recovery_p50_ms": round(median(recovered)) if recovered else None,
         "recovery_max_ms": round(recovered[-1]) if recovered else None,
         "longest_answer_ms": round(

@@ -36,9 +36,9 @@ Caught = tuple[str, int | None]
 
 
 def _by_simulation(name: str) -> Caught:
-    found = simulated.hunt(name)
-    first = next((sentences[0] for sentences in found.broken.values()), _NOTHING)
-    return f"simulation: {_ID.sub('…', first)}", found.faults
+    hunt = simulated.hunt(name)
+    first = next((sentences[0] for sentences in hunt.broken.values()), _NOTHING)
+    return f"simulation: {_ID.sub('…', first)}", hunt.faults
 
 
 def _by_soak(name: str, bug: Bug, seed: int, seconds: float) -> Caught:
@@ -78,14 +78,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="length of each soak")
     parser.add_argument("--only", default="", help="part of the names of those to hunt")
-    given = parser.parse_args()
+    options = parser.parse_args()
     for each in (*simulated.BUGS.values(), *(bug.seams for bug in BUGS.values())):
         with planted(each):  # or fail at once
             pass
     missed = 0
     print("| bug | instead of | caught by | faults | seconds |\n|---|---|---|---|---|")
-    for name, seams, hunt in _hunts(given.seed, given.seconds):
-        if given.only not in name:
+    for name, seams, hunt in _hunts(options.seed, options.seconds):
+        if options.only not in name:
             continue
         began = time.monotonic()
         caught_by, faults = hunt()

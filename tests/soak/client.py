@@ -267,17 +267,17 @@ def main() -> None:
     parser.add_argument("--name", required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--threads", type=int, default=3)
-    given = parser.parse_args()
+    options = parser.parse_args()
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    path = Path(f"{given.name}.jsonl")
+    path = Path(f"{options.name}.jsonl")
     unanswered = _unanswered(path)
     recorder = Recorder(path)
-    life = f"{given.name}.{os.getpid()}"
+    life = f"{options.name}.{os.getpid()}"
     with Dispatcher() as dispatcher:
         threads = []
-        for number in range(given.threads):
-            chance = random.Random(f"{given.seed} {life} {number}")  # noqa: S311 - repeatable
+        for number in range(options.threads):
+            chance = random.Random(f"{options.seed} {life} {number}")  # noqa: S311 - repeatable
             caller = Caller(f"{life}.{number}", dispatcher, recorder, chance)
             again = unanswered if number == 0 else []
             threads.append(threading.Thread(target=caller.run, args=(stopped, again), daemon=True))

@@ -393,12 +393,12 @@ FAULTS_OF_CLUSTERS = (
 def in_cluster() -> list[Fault]:
     gone = {"windows", *_WINDOWS}
     left = [(fault, [target for target in fault.targets if target not in gone]) for fault in FAULTS]
-    found = [
+    strikes = [
         replace(fault, targets=targets, share=fault.share * len(targets) / len(fault.targets))
         for fault, targets in left
         if targets
     ]
-    return [*found, *FAULTS_OF_CLUSTERS]
+    return [*strikes, *FAULTS_OF_CLUSTERS]
 
 
 BY_NAME = {fault.name: fault for fault in (*FAULTS, *FAULTS_OF_CLUSTERS)}

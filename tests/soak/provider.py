@@ -97,7 +97,7 @@ class Webhook(WebhookTransport):
 
 @contextmanager
 def _noted(recorder: Recorder, message: Message) -> Iterator[None]:
-    given = begin(recorder, message)
+    send = begin(recorder, message)
     how = "broken"
     try:
         yield
@@ -112,4 +112,4 @@ def _noted(recorder: Recorder, message: Message) -> Iterator[None]:
         how = "unknown"
         raise
     finally:
-        recorder.write("called", **given, how=how)
+        recorder.write("called", **send, how=how)

@@ -53,7 +53,7 @@ def _also(*more: Status) -> Wrong:
 
 def _loose(tables: Any, *more: Status) -> Any:
     guard, loose = tables.has_status, copy(tables)
-    loose.has_status = lambda *some: guard(*some, *more)
+    loose.has_status = lambda *statuses: guard(*statuses, *more)
     loose.is_scheduled = guard(Status.SCHEDULED, *more)
     return loose
 
@@ -66,7 +66,7 @@ def _without(column: str) -> Wrong:
         return true() if is_on else None
 
     def wrong(real: Any) -> Any:
-        return lambda *given: replacement_traverse(real(*given), {}, passes)
+        return lambda *arguments: replacement_traverse(real(*arguments), {}, passes)
 
     return wrong
 
@@ -91,8 +91,8 @@ def commands(lua: str, *scripts: str) -> Wrong:
 
 
 def _claimed_early(real: Any) -> Any:
-    def claim(self: Any, message_ids: Any, **given: Any) -> Any:
-        claims = real(self, message_ids, **given | {"ahead": timedelta(days=1)})
+    def claim(self: Any, message_ids: Any, **arguments: Any) -> Any:
+        claims = real(self, message_ids, **arguments | {"ahead": timedelta(days=1)})
         return [replace(claim, due_in=0.0) for claim in claims]
 
     return claim
@@ -103,10 +103,10 @@ def _never_expired(real: Any) -> Any:
 
 
 def _any_status(real: Any) -> Any:
-    def changed(self: Any, *given: Any, **named: Any) -> Any:
+    def changed(self: Any, *arguments: Any, **named: Any) -> Any:
         loose = copy(self)
         loose._tables = _loose(self._tables, *Status)
-        return real(loose, *given, **named)
+        return real(loose, *arguments, **named)
 
     return changed
 
@@ -117,19 +117,19 @@ def _any_content_recalled(_: Any) -> Any:
 
 def _recipient_logged(real: Any) -> Any:
     def call(self: Any, transport: Any, claim: Any) -> Any:
-        found = real(self, transport, claim)
-        if isinstance(found, Failure):
+        answer = real(self, transport, claim)
+        if isinstance(answer, Failure):
             logging.getLogger("dispatcher").warning("could not send: %s", claim.message.recipient)
-        return found
+        return answer
 
     return call
 
 
 def _where_unknown(answer: Callable[[str], Any]) -> Wrong:
     def wrong(real: Any) -> Any:
-        def send(*given: Any) -> Any:
+        def send(*arguments: Any) -> Any:
             try:
-                return real(*given)
+                return real(*arguments)
             except PerhapsSent as error:
                 return answer(str(error))
 
@@ -143,14 +143,14 @@ def _refuse(reason: str) -> Any:
 
 
 def _id_of_the_attempt(real: Any) -> Any:
-    def compose(message: Any, **given: Any) -> Any:
-        return real(replace(message, id=uuid5(message.id, str(message.attempt_count))), **given)
+    def compose(message: Any, **arguments: Any) -> Any:
+        return real(replace(message, id=uuid5(message.id, str(message.attempt_count))), **arguments)
 
     return compose
 
 
 def _taken_for_no_time(real: Any) -> Any:
-    return lambda *given, **named: real(*given, **named | {"within": timedelta(0)})
+    return lambda *arguments, **named: real(*arguments, **named | {"within": timedelta(0)})
 
 
 _REPEATED = ("broker.repeat", "reply.task", "broker.no-queues")

@@ -71,13 +71,13 @@ async def order(caller: Caller, number: int = 1) -> None:
 
 
 async def remind(house: House, caller: Any, recipient: str = "ada", **asked: Any) -> Message:
-    given: dict[str, Any] = {
+    usual: dict[str, Any] = {
         "channel": "memory",
         "recipient": recipient,
         "body": BODY,
         "send_at": SOON,
     }
-    return await house.dispatcher.asubmit(**given | asked, session=caller)
+    return await house.dispatcher.asubmit(**usual | asked, session=caller)
 
 
 def numbers(house: House) -> list[int]:

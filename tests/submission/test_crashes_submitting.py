@@ -94,9 +94,9 @@ def submits_all(dispatcher: Dispatcher) -> None:
 def keeps_quotas(house: House) -> bool:
     """Whether no window holds more than its quotas allow, whoever the reservations belong to."""
     for name, members in windows_of(house).items():
-        found = scope_of(name.encode())
-        assert found is not None
-        for quota in house.settings.quotas_of[found[0]]:
+        scope = scope_of(name.encode())
+        assert scope is not None
+        for quota in house.settings.quotas_of[scope[0]]:
             assert isinstance(quota, Quota)
             if is_broken(members.values(), (quota.count, quota.length_ms)):
                 return False
@@ -204,19 +204,19 @@ def test_a_batch_of_moves_that_is_killed_has_moved_each_whole_or_not_at_all(
         for number, (who, at) in enumerate(wishes)
     ]  # fmt: skip
     reconcile(house)
-    many = (MOVES | BETWEEN_SHARDS)[point]
+    count = (MOVES | BETWEEN_SHARDS)[point]
     die(point, moves, house.settings, [message.id for message in messages])
     twice = [len(members) - len({member[:16] for member in members})
              for members in windows_of(house).values()]  # fmt: skip
     assert any(twice) == ("after_release" not in point), "both reservations of the dead"
-    assert moved(house, messages) == many
+    assert moved(house, messages) == count
     others_take_what_fits(house, messages[APART - 1].send_at)
     reconcile(house)
-    assert moved(house, messages) == many, "the repair moves none"
+    assert moved(house, messages) == count, "the repair moves none"
     mine = {message.id for message in messages}
     others = [message.id for message in house.dispatcher.select() if message.id not in mine]
     house.dispatcher.cancel_many(others)
-    moves(house.dispatcher, [message.id for message in messages[many:]])
+    moves(house.dispatcher, [message.id for message in messages[count:]])
     assert moved(house, messages) == len(messages)
     reconcile(house)
     assert keeps_quotas(house)

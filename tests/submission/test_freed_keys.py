@@ -77,8 +77,8 @@ def test_the_key_of_a_message_that_ended_unsent_is_free(house: House, way: str) 
         assert WAYS[way](house, own | LATER) == second
         with pytest.raises(IdempotencyConflict):
             keyed(house, **own)
-        [found] = house.dispatcher.list(idempotency_key=own["idempotency_key"])
-        assert found.id == second.id
+        [holder] = house.dispatcher.list(idempotency_key=own["idempotency_key"])
+        assert holder.id == second.id
         assert house.again(first).status is status
         with pytest.raises(TooLate):
             house.dispatcher.retry(first.id)
@@ -111,9 +111,9 @@ def test_a_batch_supersedes_together_and_a_key_twice_is_one_message(
     drafts = [draft(f"r{n}", send_at=SOON, idempotency_key=f"k{n}") for n in (0, 1, 2, 0)]
     planned = house.dispatcher.plan(drafts)
     assert (planned.accepted, planned.known) == (4, 2)
-    found = house.dispatcher.submit_many(drafts, atomic=atomic)
-    assert all(isinstance(result, Message) for result in found)
-    ids = [result.id for result in found if isinstance(result, Message)]
+    results = house.dispatcher.submit_many(drafts, atomic=atomic)
+    assert all(isinstance(result, Message) for result in results)
+    ids = [result.id for result in results if isinstance(result, Message)]
     assert ids[2] == old[2].id
     assert ids[3] == ids[0]
     assert not {*ids[:2]} & {message.id for message in old}

@@ -50,19 +50,19 @@ def _submit_all(gate: Any, number: int, settings: Settings) -> list[str]:
     with Dispatcher(settings, clock=MovableClock(FAR)) as dispatcher:
         [*dispatcher.select()]
         dispatcher.next_slot(recipient="nobody")
-        found = []
+        ids = []
         for turn in range(ROUNDS):
             gate.wait(60)
-            found.append(str(dispatcher.submit(**wish(f"key {turn}", hours=turn * 24)).id))
-        return found
+            ids.append(str(dispatcher.submit(**wish(f"key {turn}", hours=turn * 24)).id))
+        return ids
 
 
 @pytest.mark.long
 def test_processes_with_one_key_make_one_message(house: House) -> None:
-    found = in_processes(PROCESSES, _submit_all, house.settings)
-    for same in zip(*found, strict=True):
+    told = in_processes(PROCESSES, _submit_all, house.settings)
+    for same in zip(*told, strict=True):
         assert len(set(same)) == 1, same
-    ids = {UUID(message_id) for message_id in found[0]}
+    ids = {UUID(message_id) for message_id in told[0]}
     assert len(ids) == ROUNDS
     assert {row[0] for row in house.rows()} == ids
     expected = {to_ms(SOON + timedelta(hours=24 * turn)) for turn in range(ROUNDS)}

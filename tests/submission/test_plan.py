@@ -51,7 +51,7 @@ def draft(recipient: str = "ada", seconds: float = 0, **more: Any) -> Draft:
 
 def mixed(rng: random.Random, many: int) -> list[Draft]:
     """Return drafts of every kind, many of which contend for the same places."""
-    found = []
+    drafts = []
     for _ in range(many):
         key = f"key {rng.randrange(many // 4)}" if rng.random() < 0.4 else None
         # What has the same key mostly has the same content.
@@ -63,12 +63,14 @@ def mixed(rng: random.Random, many: int) -> list[Draft]:
                 more["latest"] = FAR + 3 * HOUR
         if same.random() < 0.1:
             more["scopes"] = {"tenant": f"tenant {same.randrange(2)}"}
-        found.append(draft(f"person {same.randrange(40)}", same.randrange(-10, 10_800, 15), **more))
+        drafts.append(
+            draft(f"person {same.randrange(40)}", same.randrange(-10, 10_800, 15), **more)
+        )
         if rng.random() < 0.02:
-            found.append(draft("", body={}))
+            drafts.append(draft("", body={}))
         if rng.random() < 0.02:
-            found.append(draft(send_at=FAR - HOUR))
-    return found
+            drafts.append(draft(send_at=FAR - HOUR))
+    return drafts
 
 
 def seen(each: Rejection) -> tuple[Any, ...]:

@@ -245,8 +245,8 @@ def test_an_update_that_met_a_try_in_between_is_made_again(slow: House) -> None:
 
     def interrupted(message_id: UUID, *, body: Any) -> Message:
         tries.append(None)
-        found: Message = real.update(message_id, body=body) if len(tries) > 1 else message
-        return found
+        answer: Message = real.update(message_id, body=body) if len(tries) > 1 else message
+        return answer
 
     real = slow.between("changes", "messages", instead={"update": interrupted})
     assert slow.dispatcher.update(message.id, body={"other": 1}).body == {"other": 1}

@@ -129,12 +129,14 @@ def test_messages_of_a_campaign_are_found_together(house: House) -> None:
     ada = house.submit("ada", campaign="summer")
     house.submit("ben", campaign="w" * 64)
     house.submit("cyd")
-    many = [draft(f"r{number}", campaign="summer") for number in range(3)]
-    assert house.dispatcher.plan(many).accepted == 3
-    found = [result for result in house.dispatcher.submit_many(many) if isinstance(result, Message)]
-    assert [message.campaign for message in found] == ["summer"] * 3
-    assert [*house.dispatcher.select(campaign="summer", oldest_first=True)] == [ada, *found]
-    assert [*house.dispatcher.list(campaign="summer", limit=2)] == found[:0:-1]
+    drafts = [draft(f"r{number}", campaign="summer") for number in range(3)]
+    assert house.dispatcher.plan(drafts).accepted == 3
+    messages = [
+        result for result in house.dispatcher.submit_many(drafts) if isinstance(result, Message)
+    ]
+    assert [message.campaign for message in messages] == ["summer"] * 3
+    assert [*house.dispatcher.select(campaign="summer", oldest_first=True)] == [ada, *messages]
+    assert [*house.dispatcher.list(campaign="summer", limit=2)] == messages[:0:-1]
     assert house.dispatcher.get(ada.id).campaign == "summer"
     house.dispatcher.cancel(ada.id)
     assert house.dispatcher.counts(campaign="summer") == {

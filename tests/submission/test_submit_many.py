@@ -169,16 +169,16 @@ def test_what_an_interrupted_run_reserved_only_is_neither_known_nor_shifted(
 ) -> None:
     """A length counts from the repeat, and the reservation is that of the first submit."""
     asked: dict[str, Any] = {"send_at": None, "send_in": HOUR}
-    wanted = [draft(f"p{number}", idempotency_key=f"key {number}", **asked) for number in range(3)]
+    keyed = [draft(f"p{number}", idempotency_key=f"key {number}", **asked) for number in range(3)]
     interrupt = {"add_together": raising(KeyboardInterrupt())}
     house.between("own_transaction", "messages", before=interrupt)
     with pytest.raises(KeyboardInterrupt):
-        house.dispatcher.submit_many(wanted)
+        house.dispatcher.submit_many(keyed)
     assert (len(house.all_members()), house.rows()) == (3, [])
     house.moved.set_wall(house.moved.now() + MINUTE)
     steps: list[Progress] = []
     for known in (0, 3):
-        house.dispatcher.submit_many(wanted, atomic=atomic, progress=steps.append)
+        house.dispatcher.submit_many(keyed, atomic=atomic, progress=steps.append)
         assert (steps[-1].accepted, steps[-1].known) == (3, known)
     assert [message.asked_at for message in house.dispatcher.select()] == [None] * 3
     assert house.reservations() == house.all_members()

@@ -204,9 +204,9 @@ def test_all_are_listed_in_order_page_by_page(
     for recipient, channel in said:
         house.dispatcher.suppress(recipient, channel=channel)
         house.dispatcher.suppress(recipient, channel=channel)
-    found = [(entry.recipient, entry.channel) for entry in house.dispatcher.suppressed()]
-    assert len(found) == len(said)
-    assert {*found} == {*said}
+    entries = [(entry.recipient, entry.channel) for entry in house.dispatcher.suppressed()]
+    assert len(entries) == len(said)
+    assert {*entries} == {*said}
 
 
 def test_the_usual_submit_asks_the_store_no_further_question(house: House) -> None:

@@ -46,13 +46,13 @@ def templates(**channel: Any) -> Templates:
     return Templates({"email": known}, max_bytes=10_000, max_depth=32)
 
 
-def filled(found: Templates, template: str = "one", **data: Any) -> Any:
-    return found.fill(Draft(channel="email", recipient="ada", template=template, data=data)).body
+def filled(known: Templates, template: str = "one", **data: Any) -> Any:
+    return known.fill(Draft(channel="email", recipient="ada", template=template, data=data)).body
 
 
 def test_texts_are_rendered_and_html_is_escaped() -> None:
-    found = templates(templates={"one": REMINDER})
-    assert filled(found, name="<Ada> & co", items=["a", "b"]) == {
+    known = templates(templates={"one": REMINDER})
+    assert filled(known, name="<Ada> & co", items=["a", "b"]) == {
         "subject": "Hello <Ada> & co",
         "html": "<p>&lt;Ada&gt; &amp; co</p>",
         "priority": 3,
@@ -68,13 +68,13 @@ def test_a_folder_holds_a_file_for_each_text_and_what_they_share(tmp_path: Path)
         "README": "no template",
     }.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    found = templates(templates_dir=tmp_path)
-    assert filled(found, "welcome", name="<b>") == {
+    known = templates(templates_dir=tmp_path)
+    assert filled(known, "welcome", name="<b>") == {
         "subject": "Hello <b>",
         "html": "<body>&lt;b&gt;</body>",
     }
     with pytest.raises(InvalidDraft, match=r"one of its templates: welcome$"):
-        filled(found, "frame")
+        filled(known, "frame")
 
 
 def test_a_template_that_is_in_both_places_or_cannot_be_read_is_refused(tmp_path: Path) -> None:
@@ -100,9 +100,9 @@ def test_a_template_that_is_in_both_places_or_cannot_be_read_is_refused(tmp_path
 def test_data_that_does_not_fit_is_refused_by_the_names_of_the_template(
     source: str, problem: str
 ) -> None:
-    found = templates(templates={"one": {"text": source}})
+    known = templates(templates={"one": {"text": source}})
     with pytest.raises(InvalidDraft) as caught:
-        filled(found, secret=CANARY, given={CANARY[:3]: 1})
+        filled(known, secret=CANARY, given={CANARY[:3]: 1})
     error = caught.value
     assert (error.field, error.problem) == ("data", f"channels.email.templates.one.text {problem}")
     assert CANARY not in repr(pickle.loads(pickle.dumps(error)).__dict__)  # noqa: S301 - our own
@@ -220,11 +220,11 @@ def test_the_remaining_language_is_jinja(source: str, text: str) -> None:
 
 def test_a_template_that_is_none_is_found_by_its_line() -> None:
     broken = {"text": "fine\n{% if %}"}
-    found = templates(templates={"one": broken, "two": {"text": "fine"}})
+    known = templates(templates={"one": broken, "two": {"text": "fine"}})
     with pytest.raises(InvalidSettings, match="line 2") as caught:
-        filled(found)
+        filled(known)
     assert caught.value.field == "channels.email.templates.one.text"
-    assert filled(found, "two") == {"text": "fine"}
+    assert filled(known, "two") == {"text": "fine"}
 
 
 @pytest.mark.parametrize("bad", [{"No Name": {"text": "x"}}, {"one": {}}])
@@ -239,12 +239,12 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "dispatcher.templating.sandbox", raising=False)
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    found = templates(templates={"one": {"text": "x"}})
+    known = templates(templates={"one": {"text": "x"}})
     with pytest.raises(InvalidSettings, match="needs jinja2") as caught:
-        filled(found)
+        filled(known)
     assert "pip install 'quota-dispatcher[templates]'" in caught.value.accepted
     plain = Draft(channel="email", recipient="ada", body={"text": "x"})
-    assert found.fill(plain) is plain
+    assert known.fill(plain) is plain
 
 
 def test_the_page_shows_what_works() -> None:

@@ -128,9 +128,9 @@ def test_the_json_of_the_type_is_stored(build: Build) -> None:
     for channel, body, stored in EACH:
         asked = {"channel": channel, "recipient": "ada", "body": body, "send_at": LATER}
         awaited = asyncio.run(house.dispatcher.asubmit(**asked))
-        [many] = house.dispatcher.submit_many([Draft(**asked)])
-        assert isinstance(many, Message)
-        for message in (awaited, many):
+        [message_of_many] = house.dispatcher.submit_many([Draft(**asked)])
+        assert isinstance(message_of_many, Message)
+        for message in (awaited, message_of_many):
             assert message.body == house.again(message).body == stored
             assert message.channel == "memory"
 

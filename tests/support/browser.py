@@ -34,10 +34,10 @@ _RULES = {"rules": {"target-size": {"enabled": True}}}
 
 def path_of_chromium() -> str:
     """Return the program of Chromium. Skips where there is none, unless it is required."""
-    found = next(filter(None, map(shutil.which, _NAMES)), None)
-    if found is None:
+    program = next(filter(None, map(shutil.which, _NAMES)), None)
+    if program is None:
         missing("chromium", "no Chromium: apt-get install chromium")
-    return found
+    return program
 
 
 @contextmanager

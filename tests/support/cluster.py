@@ -111,12 +111,12 @@ class Cluster:
 
     def ranges(self, seen_by: Member | None = None) -> list[tuple[int, int, Member]]:
         known = (seen_by or self.alive[0]).known()
-        found = [
+        shares = [
             (int(ends[0]), int(ends[-1]), self._at(address))
             for address, facts in known.items()
             for ends in facts["slots"]
         ]
-        return sorted(found, key=lambda share: share[0])
+        return sorted(shares, key=lambda share: share[0])
 
     def master_of(self, slot: int) -> Member:
         """Return the node that serves a slot, or did so last.

@@ -52,7 +52,7 @@ _MOST_ROUNDS = 8
 _LONG_AGO = timedelta(seconds=1)
 
 
-def die(point: str, work: Work, settings: Settings, *given: Any, how: How = "kill") -> None:
+def die(point: str, work: Work, settings: Settings, *arguments: Any, how: How = "kill") -> None:
     """Let work die at a point: with its process, or by an error that nobody expects.
 
     ``point`` may name a pass, as in ``deliver.before_send@2``.
@@ -60,30 +60,30 @@ def die(point: str, work: Work, settings: Settings, *given: Any, how: How = "kil
     name, _, number = point.partition("@")
     spec = f"{name}={how}" + (f"@{number}" if number else "")
     if how == "kill":
-        killed = in_a_process(spec, work, settings, *given)
+        killed = in_a_process(spec, work, settings, *arguments)
         killed.join(_SECONDS)
         assert killed.exitcode == -signal.SIGKILL, f"it was not killed at {point}"
         return
     arm(spec)
     try:
         with Dispatcher(settings) as dispatcher, suppress(InjectedFault):
-            work(dispatcher, *given)
+            work(dispatcher, *arguments)
         assert faults._armed is not None
         assert faults._armed.passes[name] >= int(number or 1), f"it did not come to {point}"
     finally:
         arm(None)
 
 
-def in_a_process(spec: str, work: Work, settings: Settings, *given: Any) -> Any:
-    process = forking().Process(target=_run, args=(spec, work, settings, given), daemon=True)
+def in_a_process(spec: str, work: Work, settings: Settings, *arguments: Any) -> Any:
+    process = forking().Process(target=_run, args=(spec, work, settings, arguments), daemon=True)
     process.start()
     return process
 
 
-def _run(spec: str, work: Work, settings: Settings, given: tuple[Any, ...]) -> None:
+def _run(spec: str, work: Work, settings: Settings, arguments: tuple[Any, ...]) -> None:
     os.environ[VARIABLE] = spec
     with Dispatcher(settings) as dispatcher:
-        work(dispatcher, *given)
+        work(dispatcher, *arguments)
 
 
 def heal(house: House) -> None:
@@ -109,12 +109,12 @@ def reconcile(house: House) -> None:
 
 
 def published(house: House) -> list[list[UUID]]:
-    found = []
+    tasks = []
     queue = house.settings.queue_of(CHANNEL)
     while (raw := cast("bytes | None", house.broker.rpop(queue))) is not None:
         (ids, *_), *_rest = json.loads(base64.b64decode(json.loads(raw)["body"]))
-        found.append([UUID(message_id) for message_id in ids])
-    return found
+        tasks.append([UUID(message_id) for message_id in ids])
+    return tasks
 
 
 def judge(

@@ -59,8 +59,8 @@ def short_settings(folder: Path, **overrides: Any) -> Settings:
 
 def child_environment(settings: Settings | None = None) -> dict[str, str]:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("DISPATCHER_")}
-    given = settings.environment() if settings else {}
-    return {**inherited, **given, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    ours = settings.environment() if settings else {}
+    return {**inherited, **ours, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
 
 def dispatcher_command(*arguments: str) -> list[str]:

@@ -58,10 +58,10 @@ def note_at_work(house: House) -> None:
         house.parts.signs.note(kind, {"somebody": timedelta(0)})
 
 
-def levels(found: dict[str, Finding], room: str = "") -> dict[str, Level]:
+def levels(findings: dict[str, Finding], room: str = "") -> dict[str, Level]:
     return {
         name: finding.level
-        for name, finding in found.items()
+        for name, finding in findings.items()
         if finding.level is not OK and name.startswith(room)
     }
 

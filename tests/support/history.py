@@ -135,11 +135,11 @@ class History:
 
     def submits(self) -> dict[str, list[Call]]:
         """Return the submits of each tag: tries of one message, and of those that took its key."""
-        found: dict[str, list[Call]] = defaultdict(list)
+        by_tag: dict[str, list[Call]] = defaultdict(list)
         for call in self.calls:
             if call.op in SUBMITS:
-                found[call.asked["tag"]].append(call)
-        return found
+                by_tag[call.asked["tag"]].append(call)
+        return by_tag
 
     def submits_of(self, row: Line) -> list[Call]:
         """Return the submits of a message: those of its tag whose answer names no other id."""
@@ -149,11 +149,11 @@ class History:
         return [call for call in calls if call.told.get("id", row["id"]) == row["id"]]
 
     def changes(self, op: str) -> dict[str, list[Call]]:
-        found: dict[str, list[Call]] = defaultdict(list)
+        by_message: dict[str, list[Call]] = defaultdict(list)
         for call in self.calls:
             if call.op == op and call.about:
-                found[call.about].append(call)
-        return found
+                by_message[call.about].append(call)
+        return by_message
 
     def by_message(self) -> dict[str, list[Send]]:
         found: dict[str, list[Send]] = defaultdict(list)
@@ -194,20 +194,20 @@ def _sends(
 ) -> tuple[list[Send], list[Line]]:
     """Join what belongs together; return also the ends that belong to nothing."""
     ends, words = _by_send(ended), _by_send(called)
-    found = []
+    sends = []
     for line in begun:
         name = _name(line)
         end = ends[name].pop(0) if ends[name] else None
         word = words[name].pop(0) if words[name] else None
-        found.append(Send(id=line["id"], attempt=line["attempt"], begin=line, end=end, called=word))
-    return found, [line for left in ends.values() for line in left]
+        sends.append(Send(id=line["id"], attempt=line["attempt"], begin=line, end=end, called=word))
+    return sends, [line for left in ends.values() for line in left]
 
 
 def _by_send(lines: Iterable[Line]) -> dict[tuple[str, int, int], list[Line]]:
-    found: dict[tuple[str, int, int], list[Line]] = defaultdict(list)
+    by_send: dict[tuple[str, int, int], list[Line]] = defaultdict(list)
     for line in sorted(lines, key=lambda line: int(line["at"])):
-        found[_name(line)].append(line)
-    return found
+        by_send[_name(line)].append(line)
+    return by_send
 
 
 def _name(line: Line) -> tuple[str, int, int]:

@@ -152,8 +152,8 @@ class House(AbstractContextManager["House"]):
             **{"channel": "memory", "recipient": recipient, "body": BODY} | asked
         )
 
-    def deliver(self, *these: Message | UUID) -> int:
-        ids = [message.id if isinstance(message, Message) else message for message in these]
+    def deliver(self, *messages: Message | UUID) -> int:
+        ids = [message.id if isinstance(message, Message) else message for message in messages]
         return self.parts.delivery.deliver(ids)
 
     def again(self, message: Message) -> Message:
@@ -161,13 +161,13 @@ class House(AbstractContextManager["House"]):
 
     def snapshot(self) -> Snapshot:
         """Look at everything but the figures of refusals and the limits of callers."""
-        found: dict[tuple[int, bytes], bytes] = {}
+        values: dict[tuple[int, bytes], bytes] = {}
         for number, client in enumerate((self.redis, self.broker)):
             for key in cast("list[bytes]", client.keys("*")):
                 if b"@refusals}" in key or b".api" in key:
                     continue
-                found[number, key] = value_of(client, key)
-        return Snapshot(found, self.rows(), self.attempt_rows())
+                values[number, key] = value_of(client, key)
+        return Snapshot(values, self.rows(), self.attempt_rows())
 
     def everything(self) -> Iterator[tuple[str, object]]:
         """Yield each table, key and file of data with what it holds."""
@@ -198,24 +198,24 @@ class House(AbstractContextManager["House"]):
         statement = update(messages).where(messages.c.id.in_(ids)).values(**values)
         self.database.run(lambda connection: connection.execute(statement))
 
-    def end_claims(self, *these: Message) -> None:
+    def end_claims(self, *messages: Message) -> None:
         """Let the claims of these messages run out a second ago."""
-        self.change(these, claim_expires_at=self.database_time() - timedelta(seconds=1))
+        self.change(messages, claim_expires_at=self.database_time() - timedelta(seconds=1))
 
-    def make_due(self, *these: Message) -> None:
-        self.change(these, next_attempt_at=self.database_time() - timedelta(milliseconds=1))
+    def make_due(self, *messages: Message) -> None:
+        self.change(messages, next_attempt_at=self.database_time() - timedelta(milliseconds=1))
 
     def fail_sends(self, *errors: BaseException) -> None:
         fail = raising(*errors)
         self.memory.before = lambda _: fail()
 
-    def lose(self, *these: Message) -> None:
+    def lose(self, *messages: Message) -> None:
         """Let the worker of each message die in its send; their claims have run out."""
-        for message in these:
+        for message in messages:
             self.fail_sends(WorkerDied())
             with suppress(WorkerDied):
                 self.deliver(message)
-        self.end_claims(*these)
+        self.end_claims(*messages)
 
     def outcomes(self, message: Message) -> list[Outcome | None]:
         return [attempt.outcome for attempt in self.dispatcher.attempts(message.id)]
@@ -250,18 +250,18 @@ class House(AbstractContextManager["House"]):
         return window(self.redis, self.keys(scope).window(scope))
 
     def all_members(self) -> dict[str, dict[UUID, int]]:
-        found = {}
+        windows = {}
         for name in self.redis.scan_iter(match=f"{{{self.settings.namespace}:*:window:*"):
             key = name.decode()
-            found[key.split(":window:", 1)[1]] = window(self.redis, key)
-        return found
+            windows[key.split(":window:", 1)[1]] = window(self.redis, key)
+        return windows
 
     def pending(self) -> set[UUID]:
-        found: set[UUID] = set()
+        ids: set[UUID] = set()
         for keys in self.parts.fence.keys:
             members = cast("list[bytes]", self.redis.zrange(keys.pending, 0, -1))
-            found |= {UUID(bytes=member[:16]) for member in members}
-        return found
+            ids |= {UUID(bytes=member[:16]) for member in members}
+        return ids
 
     def permit_shards(self) -> tuple[PermitKeys, ...]:
         return permit_parts(self.settings.namespace, self.settings.shards)
@@ -279,10 +279,10 @@ class House(AbstractContextManager["House"]):
         query = select(messages.c.scope, messages.c.id, messages.c.send_at).where(
             messages.c.status.notin_(["cancelled", "expired", VOID])
         )
-        found: dict[str, dict[UUID, int]] = {}
+        windows: dict[str, dict[UUID, int]] = {}
         for scope, message_id, send_at in self._all(query):
-            found.setdefault(scope, {})[message_id] = to_ms(send_at)
-        return found
+            windows.setdefault(scope, {})[message_id] = to_ms(send_at)
+        return windows
 
     def close(self) -> None:
         self.dispatcher.close()
@@ -371,15 +371,15 @@ def promised(house: House) -> Windows:
     query = select(*columns).where(
         messages.c.status.notin_([Status.CANCELLED.value, Status.EXPIRED.value, VOID])
     )
-    found: Windows = {}
+    windows: Windows = {}
     for message_id, scope, channel, scopes, send_at, tail in house.database.run(
         lambda connection: [tuple(row) for row in connection.execute(query)]
     ):
         kinds = house.settings.quotas_of
         for each in counted(kinds, scope=scope, channel=channel, scopes=scopes):
-            members = found.setdefault(key_of(house, each), {})
+            members = windows.setdefault(key_of(house, each), {})
             members[member_of(message_id, tail)] = to_ms(cast("datetime", send_at))
-    return found
+    return windows
 
 
 def shard(house: House, scope: Scope) -> int:

@@ -383,7 +383,7 @@ def recoveries(history: History) -> list[tuple[str, float]]:
     send count for nothing.
     """
     accepted = sorted(send.end["at"] for send in history.sends if send.end and send.accepted)
-    found = []
+    times = []
     place = 0
     for fault in sorted(history.faults, key=lambda line: int(line["until"])):
         if not fault["done"]:
@@ -391,8 +391,8 @@ def recoveries(history: History) -> list[tuple[str, float]]:
         while place < len(accepted) and accepted[place] <= fault["until"]:
             place += 1
         if place < len(accepted):
-            found.append((str(fault["fault"]), (accepted[place] - fault["until"]) / 1_000))
-    return found
+            times.append((str(fault["fault"]), (accepted[place] - fault["until"]) / 1_000))
+    return times
 
 
 def possible(calls: Sequence[Call], at: int, name: str) -> set[Any]:
@@ -400,7 +400,7 @@ def possible(calls: Sequence[Call], at: int, name: str) -> set[Any]:
 
     That of the last call that was confirmed, and those of all that may have happened.
     """
-    found = set()
+    values = set()
     confirmed: tuple[int, Any] | None = None
     for call in calls:
         if call.answer == "refused" or call.at > at:
@@ -410,10 +410,10 @@ def possible(calls: Sequence[Call], at: int, name: str) -> set[Any]:
             if confirmed is None or call.until > confirmed[0]:
                 confirmed = (call.until, value)
         else:
-            found |= {value, call.asked.get(name)}
+            values |= {value, call.asked.get(name)}
     if confirmed:
-        found.add(confirmed[1])
-    return found - {None}
+        values.add(confirmed[1])
+    return values - {None}
 
 
 def _was_frozen(call: Call, history: History) -> bool:

@@ -84,10 +84,10 @@ COUNTED: Mapping[str, Callable[[int, timedelta], Algorithm]] = {
 
 
 def exported_limits() -> list[type[Algorithm]]:
-    found = (getattr(limiters, name) for name in limiters.__all__)
+    exports = (getattr(limiters, name) for name in limiters.__all__)
     return [
         kind
-        for kind in found
+        for kind in exports
         if isinstance(kind, type) and issubclass(kind, Algorithm) and not isabstract(kind)
     ]
 

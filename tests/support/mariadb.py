@@ -91,10 +91,10 @@ class MariaDBServer:
             return answers
 
     def end_connections(self, name: str) -> None:
-        found = self.execute(
+        connections = self.execute(
             f"SELECT id FROM information_schema.processlist WHERE db = '{name}'"  # noqa: S608 - a name of ours
         )
-        self.execute(*(f"KILL {number}" for (number,) in found))
+        self.execute(*(f"KILL {number}" for (number,) in connections))
 
     def migrated(self, migrate: Callable[[str], object]) -> str:
         """Return the name of a migrated database with nothing in it.

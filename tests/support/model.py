@@ -85,15 +85,15 @@ def blocked(members: Sequence[int], quotas: Iterable[Quota]) -> list[Interval]:
     Of each run of N members that lie within less than W, (last - W, first + W) is blocked, and
     nothing else is.
     """
-    found = []
+    spans = []
     for count, length in quotas:
         lasts = members[count - 1 :]
-        found += [
+        spans += [
             (last - length, first + length)
             for first, last in zip(members, lasts, strict=False)
             if last - first < length
         ]
-    return merged(found)
+    return merged(spans)
 
 
 def merged(intervals: Iterable[Interval]) -> list[Interval]:

@@ -88,11 +88,11 @@ class Host:
 
     def end_all(self) -> None:
         def none_left() -> bool:
-            found = _ip("netns", "pids", self.namespace).split()
-            for pid in found:
+            pids = _ip("netns", "pids", self.namespace).split()
+            for pid in pids:
                 with suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
-            return not found
+            return not pids
 
         wait_until(none_left)
 

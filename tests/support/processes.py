@@ -79,20 +79,20 @@ def in_processes(count: int, work: Callable[..., Any], *arguments: Any) -> list[
     ]
     for process in processes:
         process.start()
-    found: dict[int, Any] = {}
+    answers_by: dict[int, Any] = {}
     try:
-        while len(found) < count:
+        while len(answers_by) < count:
             number, answer = answers.get(timeout=_SECONDS)
-            found[number] = answer
+            answers_by[number] = answer
     finally:
         for process in processes:
-            if len(found) < count:  # one hangs: no waiting for each of the others
+            if len(answers_by) < count:  # one hangs: no waiting for each of the others
                 process.kill()
             process.join(_SECONDS)
-    failed = [answer for answer in found.values() if isinstance(answer, Exception)]
+    failed = [answer for answer in answers_by.values() if isinstance(answer, Exception)]
     if failed:
         raise failed[0]
-    return [found[number] for number in range(count)]
+    return [answers_by[number] for number in range(count)]
 
 
 def _run(work: Any, gate: Any, number: int, answers: Any, arguments: tuple[Any, ...]) -> None:
@@ -116,8 +116,8 @@ def command_line(
     It leads a session of its own, works in ``folder`` and writes to the end of ``log``, what it
     says to standard error to that of ``errors``, if that is given.
     """
-    given = (list(arguments), log, errors or log, folder, dict(env))
-    process = forking().Process(target=_command_line, args=given, daemon=True)
+    passed = (list(arguments), log, errors or log, folder, dict(env))
+    process = forking().Process(target=_command_line, args=passed, daemon=True)
     process.start()
     return process
 

@@ -88,10 +88,10 @@ def move(
     asked_ms = to_ms(send_at)
     latest_ms = max(asked_ms, to_ms(latest)) if latest else asked_ms
     request = BookingRequest(message_id, terms, asked_ms, latest_ms, tail=tail)
-    [found] = windows.move_many([request])
-    if isinstance(found, SlotRefused):
-        raise found
-    return found.booked
+    [answer] = windows.move_many([request])
+    if isinstance(answer, SlotRefused):
+        raise answer
+    return answer.booked
 
 
 def cancel(windows: Windows, message_id: UUID, terms: Terms, tail: str = "") -> None:
@@ -143,8 +143,8 @@ class Reserving(AbstractContextManager["Reserving"]):
         return scores(self.client, self.keys(scope.home).window(scope.name, scope.kind))
 
     def unconfirmed(self) -> set[tuple[bytes, str]]:
-        found = self.upkeep.unconfirmed(older_than=timedelta(0), limit=100_000)
-        return {(entry.member, entry.window.decode()) for entry in found}
+        entries = self.upkeep.unconfirmed(older_than=timedelta(0), limit=100_000)
+        return {(entry.member, entry.window.decode()) for entry in entries}
 
     def dump(self) -> dict[bytes, bytes]:
         names = cast(list[bytes], self.client.keys("*"))
@@ -216,14 +216,14 @@ def window(client: redis.Redis, key: str | bytes) -> dict[UUID, int]:
 
 
 def scores(client: redis.Redis, key: str | bytes) -> dict[bytes, int]:
-    found = cast(list[tuple[bytes, float]], client.zrange(key, 0, -1, withscores=True))
-    return {member: int(score) for member, score in found}
+    members = cast(list[tuple[bytes, float]], client.zrange(key, 0, -1, withscores=True))
+    return {member: int(score) for member, score in members}
 
 
-def times_of(real: Reserving, found: Iterable[Unconfirmed]) -> dict[UUID, datetime]:
+def times_of(real: Reserving, entries: Iterable[Unconfirmed]) -> dict[UUID, datetime]:
     return {
         entry.message_id: from_ms(int(cast(float, real.client.zscore(entry.window, entry.member))))
-        for entry in found
+        for entry in entries
     }
 
 

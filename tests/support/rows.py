@@ -119,12 +119,14 @@ def insert_attempt(database: Database, **columns: Any) -> None:
 
 def age(database: Database, message_id: UUID, by: timedelta = timedelta(minutes=10)) -> None:
     """Make everything that is known of a message so much older, as if that time had passed."""
-    found = row(database, message_id)
+    before = row(database, message_id)
     names = [
         *("send_at", "next_attempt_at", "enqueue_at", "expires_at"),
         *("claim_expires_at", "created_at", "finished_at"),
     ]
-    moved = {name: getattr(found, name) - by for name in names if getattr(found, name) is not None}
+    moved = {
+        name: getattr(before, name) - by for name in names if getattr(before, name) is not None
+    }
     change(database, message_id, **moved)
 
 

@@ -108,16 +108,16 @@ class Story:
         slot = self.ledger.slot(wish, asked)
         latest = from_ms(asked + room) if room else None
         try:
-            found = reserve(
+            booking = reserve(
                 self.real.windows, new_id(), terms=wish.terms, send_at=from_ms(asked), latest=latest
             )
         except SlotRefused as refused:
             assert slot > asked + room
             self.ledger.check(wish, asked, refused)
         else:
-            assert to_ms(found.send_at) == slot
+            assert to_ms(booking.send_at) == slot
             assert slot <= asked + room
-            self.note(found.message_id, wish, slot)
+            self.note(booking.message_id, wish, slot)
 
     def note(self, message_id: UUID, wish: Wish, slot: int) -> None:
         self.ledger.book(wish.scopes, message_id, slot)
@@ -129,18 +129,18 @@ class Story:
         if (message_id := self.booked(step)) is None or message_id in self.tails:
             return  # the submit of what was moved ended long ago
         terms, scope = self.of[message_id].terms, self.of[message_id].scopes[0]
-        found = reserve(
+        booking = reserve(
             self.real.windows, message_id, terms=terms, send_at=from_ms(self.asked(step))
         )
-        assert to_ms(found.send_at) == self.ledger.places[scope][message_id]
+        assert to_ms(booking.send_at) == self.ledger.places[scope][message_id]
         self.unconfirmed.add(message_id)
 
     def confirm(self, _: Step) -> None:
         """Confirm, as the sweep does, all that waits for the store; the scripts are lost."""
-        found = self.real.upkeep.unconfirmed(older_than=timedelta(0), limit=1_000)
+        entries = self.real.upkeep.unconfirmed(older_than=timedelta(0), limit=1_000)
         places = {id_: at for held in self.ledger.places.values() for id_, at in held.items()}
         times = {id_: from_ms(at) for id_, at in places.items()}
-        assert self.real.upkeep.confirm(found, stored(times, self.tails)) == 0
+        assert self.real.upkeep.confirm(entries, stored(times, self.tails)) == 0
         self.unconfirmed.clear()
         self.real.client.script_flush()
 
@@ -172,8 +172,8 @@ class Story:
 
     def slot(self, step: Step) -> None:
         wish, asked = self.wish(step), self.asked(step)
-        found = self.real.windows.next_slot(wish.terms, from_ms(asked))
-        assert to_ms(found) == self.ledger.slot(wish, asked)
+        next_at = self.real.windows.next_slot(wish.terms, from_ms(asked))
+        assert to_ms(next_at) == self.ledger.slot(wish, asked)
 
     def move(self, step: Step, room: int = 0) -> None:
         if (message_id := self.booked(step)) is None:

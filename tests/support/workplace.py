@@ -48,14 +48,14 @@ def workplace() -> Iterator[Path]:
 
 
 def inhabitants(folder: Path) -> dict[int, str]:
-    found = {}
+    commands = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with suppress(OSError):
                 at = str((entry / "cwd").readlink()).removesuffix(" (deleted)")
                 if Path(at).is_relative_to(folder):
-                    found[int(entry.name)] = (entry / "cmdline").read_bytes().decode()
-    return {pid: command.replace("\0", " ") for pid, command in found.items()}
+                    commands[int(entry.name)] = (entry / "cmdline").read_bytes().decode()
+    return {pid: command.replace("\0", " ") for pid, command in commands.items()}
 
 
 def end_all(folder: Path) -> None:

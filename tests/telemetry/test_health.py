@@ -89,8 +89,8 @@ def served(health: Health) -> Iterator[str]:
 def answer(address: str, path: str, *, seconds: float = 30) -> tuple[int, str]:
     asked = f"http://{address}{path}"
     try:
-        with urllib.request.urlopen(asked, timeout=seconds) as found:
-            return found.status, found.read().decode()
+        with urllib.request.urlopen(asked, timeout=seconds) as reply:
+            return reply.status, reply.read().decode()
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
@@ -168,17 +168,17 @@ def test_a_beat_tells_of_each_tick_and_of_a_publish_that_hangs(
     )
     monkeypatch.setattr(tasks, "here", lambda: parts)
     service: Any = beat.Service(create_app(Settings.load()), scheduler_cls=Scheduler)
-    found: list[tuple[Sequence[str], timedelta | None]] = []
+    states: list[tuple[Sequence[str], timedelta | None]] = []
 
     def publish(*_: object, **__: object) -> None:
         clock.advance(LONG)
-        found.append((health.away(), health.hangs_for()))
+        states.append((health.away(), health.hangs_for()))
 
     monkeypatch.setattr(Scheduler, "apply_async", publish)
     vars(service.scheduler)["producer"] = None  # else it connects
     tasks.beat_is_ready(sender=service)
-    wait_until(lambda: service.scheduler.tick() is None or found)
-    assert found == [([BROKER], None)]
+    wait_until(lambda: service.scheduler.tick() is None or states)
+    assert states == [([BROKER], None)]
     assert health.away() == []
     clock.advance(LONG)
     assert health.hangs_for() is None, "it may be the broker"
@@ -343,9 +343,9 @@ def test_a_process_says_that_it_lives_what_it_did_and_that_it_ended(
     wait_until(lambda: signs.read()[Kind.ZONES])
     assert [sign.name for sign in signs.read()[Kind.ZONES]] == [database().version]
     pulse.stop()
-    found = signs.read()
-    assert found[Kind.WORKER] == ()
-    assert [sign.name for sign in found[Kind.DUTY]] == ["rescue"]
+    known = signs.read()
+    assert known[Kind.WORKER] == ()
+    assert [sign.name for sign in known[Kind.DUTY]] == ["rescue"]
 
 
 def test_nothing_waits_for_a_redis_that_is_away_and_signs_go_on(

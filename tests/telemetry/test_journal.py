@@ -272,8 +272,8 @@ def at_debug(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 def digest(caplog: pytest.LogCaptureFixture, recipient: str, key: str = KEY) -> str | None:
     caplog.clear()
     Journal(log_key=key).tell(Transition.SENT, a_message(recipient=recipient))
-    found: str | None = vars(caplog.records[0]).get("recipient")
-    return found
+    recipient_digest: str | None = vars(caplog.records[0]).get("recipient")
+    return recipient_digest
 
 
 def test_a_line_tells_its_facts_as_text_and_as_fields(caplog: pytest.LogCaptureFixture) -> None:

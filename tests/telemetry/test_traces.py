@@ -104,8 +104,8 @@ def attributes(span: ReadableSpan) -> dict[str, Any]:
 
 
 def drafts(many: int, **asked: Any) -> list[Draft]:
-    given: dict[str, Any] = {"channel": "memory", "body": {}, "send_in": HOUR} | asked
-    return [Draft(**{"recipient": f"to {n}"} | given) for n in range(many)]
+    usual: dict[str, Any] = {"channel": "memory", "body": {}, "send_in": HOUR} | asked
+    return [Draft(**{"recipient": f"to {n}"} | usual) for n in range(many)]
 
 
 @pytest.mark.every_database
@@ -369,7 +369,7 @@ def test_without_an_sdk_what_a_caller_was_given_is_passed_on(traced: House) -> N
     traced.deliver(message)
     assert stored(traced, message) is None
     assert traced.sent == [message.id]
-    given = SpanContext(trace_id=1, span_id=2, is_remote=True)
-    with use_span(NonRecordingSpan(given)):
+    context = SpanContext(trace_id=1, span_id=2, is_remote=True)
+    with use_span(NonRecordingSpan(context)):
         message = traced.submit()
-    assert stored(traced, message) == written(given)
+    assert stored(traced, message) == written(context)

@@ -161,8 +161,8 @@ class TestSmtp(TransportSuite):
 
     def keys_seen(self, transport: Transport) -> Sequence[str]:
         del transport
-        found = [re.search(rb"Message-ID: (\S+)", taken.content) for taken in self.mail.taken]
-        return [match[1].decode() for match in found if match]
+        matches = [re.search(rb"Message-ID: (\S+)", taken.content) for taken in self.mail.taken]
+        return [match[1].decode() for match in matches if match]
 
 
 SECRET = "hunter2-ada"  # noqa: S105 - looked for where it must not be

@@ -187,11 +187,11 @@ def test_a_mail_has_all_that_its_body_says() -> None:
     assert rich is not None
     assert plain.get_content() == "hé\r\n.\r\n..x\r\n.\r\n"
     assert rich.get_content() == "<p>hé</p>\r\n"
-    found = [
+    parts = [
         (part.get_filename(), part.get_content_type(), part.get_payload(decode=True))
         for part in parsed.iter_attachments()
     ]
-    assert found == [
+    assert parts == [
         ("Größe 1.pdf", "application/pdf", b"%PDF"),
         ("a.csv", "text/csv", b"a,b\n"),
         ("raw", "application/octet-stream", b""),
@@ -262,10 +262,10 @@ def test_nothing_that_anybody_writes_makes_another_header_or_recipient(**asked: 
                 compose(an_email(*_parts(**asked)), sender=SENDER, now=NOW)
             asked[name] = GOOD[name]
     mail = compose(an_email(*_parts(**asked)), sender=SENDER, now=NOW)
-    found = headers_of(mail.content)
-    assert {name for name, _ in found} == OURS
-    assert len(found) == len(OURS)
-    given_back = dict(found)
+    headers = headers_of(mail.content)
+    assert {name for name, _ in headers} == OURS
+    assert len(headers) == len(OURS)
+    given_back = dict(headers)
     assert given_back["To"] == mail.recipient == asked["recipient"]
     assert str(make_header(decode_header(given_back["Subject"]))) == asked["subject"]
     assert str(make_header(decode_header(given_back["X-A"]))) == asked["more"]

@@ -110,8 +110,8 @@ def test_addresses_beyond_ascii_go_where_they_are_understood() -> None:
         assert transport.send(an_email("ada@Bücher.example", body))
         [taken] = server.taken
         assert taken.recipients == ["ada@xn--bcher-kva.example"]
-        found = taken.content.count(b"@xn--bcher-kva.example")
-        assert found == 5, "From, To, Cc, Reply-To and Message-ID"
+        count = taken.content.count(b"@xn--bcher-kva.example")
+        assert count == 5, "From, To, Cc, Reply-To and Message-ID"
         for recipient in ("jörg@müller.example", "ada@straße.example"):
             with pytest.raises(PermanentFailure, match="no SMTPUTF8"):
                 transport.send(an_email(recipient))

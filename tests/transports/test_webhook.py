@@ -431,9 +431,9 @@ def test_no_thread_ends_the_connection_of_another(
     for name in ("post", "close"):
         real = getattr(webhook._Connection, name)
 
-        def slow(*given: Any, real: Callable[..., Any] = real) -> Any:
+        def slow(*words: Any, real: Callable[..., Any] = real) -> Any:
             pause(0.002)
-            return real(*given)
+            return real(*words)
 
         monkeypatch.setattr(webhook._Connection, name, slow)
 

@@ -335,6 +335,6 @@ def test_an_allow_list_that_cannot_be_read_is_refused(allow: Any) -> None:
 
 
 def test_a_link_local_address_keeps_its_interface(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fe80::1", 25, 0, 1))
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [found] * 2)
+    address = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fe80::1", 25, 0, 1))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [address] * 2)
     assert resolve("mail.example", 25) == [f"fe80::1%{socket.if_indextoname(1)}"]

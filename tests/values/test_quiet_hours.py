@@ -144,8 +144,8 @@ def test_whether_no_minute_is_left_outside(text: str, covers: bool) -> None:
          "longer than eight days"],
 )  # fmt: skip
 def test_when_the_span_around_an_instant_ends(text: str, at: str, ends: str | None) -> None:
-    found = Hours.parse(text).end(BERLIN, ms(at))
-    assert found == (None if ends is None else ms(ends))
+    end = Hours.parse(text).end(BERLIN, ms(at))
+    assert end == (None if ends is None else ms(ends))
 
 
 def test_a_list_that_never_ends_is_refused() -> None:

@@ -81,9 +81,9 @@ def test_a_number_that_only_looks_as_if_it_had_such_a_digit_is_taken(given: str)
 
 
 @pytest.mark.parametrize("given", ["ada", "@example.org", "ada@", "+4915112345678"])
-def test_a_malformed_address_is_refused(given: str) -> None:
+def test_a_malformed_address_is_refused(text: str) -> None:
     with pytest.raises(InvalidDraft, match="no e-mail address"):
-        email(given)
+        email(text)
 
 
 def test_each_channel_spells_by_its_own_rule() -> None:

@@ -189,8 +189,8 @@ def test_a_local_time_at_the_ends_of_the_calendar_raises_nothing_else(
 )
 def test_rounding_to_milliseconds_goes_up(microsecond: int, rounded: int) -> None:
     second = utc(2026, 12, 31, 23, 59, 59)
-    found = send_time.parse(second + timedelta(microseconds=microsecond))
-    assert found == second + timedelta(microseconds=rounded)
+    parsed = send_time.parse(second + timedelta(microseconds=microsecond))
+    assert parsed == second + timedelta(microseconds=rounded)
 
 
 def test_send_in_counts_from_now_and_rounds_up() -> None:

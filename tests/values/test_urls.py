@@ -74,8 +74,8 @@ def test_options_of_other_clients_do_not_change_what_replies_are(server: str) ->
 
 @pytest.mark.parametrize("spelling", ["CERT_NONE", "none"])
 def test_a_url_with_options_of_tls_is_one_for_celery_too(spelling: str) -> None:
-    given = f"rediss://h/1?ssl_cert_reqs={spelling}&socket_timeout=3&client_name=shop"
-    settings = Settings.load(redis_url=given)
+    url = f"rediss://h/1?ssl_cert_reqs={spelling}&socket_timeout=3&client_name=shop"
+    settings = Settings.load(redis_url=url)
     pool: Any = connect_redis(settings.redis_url).connection_pool
     assert pool.make_connection().cert_reqs == ssl.CERT_NONE
     broker: Any = Connection(settings.broker_url)

@@ -25,13 +25,13 @@ from tests.support.processes import ran
 @cache
 def changes_of_all_zones() -> dict[str, tuple[int, ...]]:
     """The listed changes of the zones, in seconds since 1970, one name for each set of rules."""
-    found: dict[bytes, tuple[str, tuple[int, ...]]] = {}
+    names: dict[bytes, tuple[str, tuple[int, ...]]] = {}
     for name in sorted(available_timezones()):
         file = resources.files("tzdata") / "zoneinfo" / name
         if file.is_file():
             data = file.read_bytes()
-            found[data] = (name, tuple(_listed_changes(data)))
-    return dict(found.values())
+            names[data] = (name, tuple(_listed_changes(data)))
+    return dict(names.values())
 
 
 def _listed_changes(data: bytes) -> Iterator[int]:
@@ -101,11 +101,11 @@ def test_every_change_of_every_zone_is_found() -> None:
             at = epoch + timedelta(seconds=change)
             before = (at - timedelta(seconds=1)).astimezone(zone).utcoffset()
             after = at.astimezone(zone).utcoffset()
-            found = zones.pieces(zone, (change - 10) * 1_000, (change + 10) * 1_000)
+            pieces = zones.pieces(zone, (change - 10) * 1_000, (change + 10) * 1_000)
             expected = [
                 ((change - 10) * 1_000, change * 1_000, before),
                 (change * 1_000, (change + 10) * 1_000, after),
             ]
             if before == after:
                 expected = [((change - 10) * 1_000, (change + 10) * 1_000, after)]
-            assert [(*ends, timedelta(milliseconds=offset)) for *ends, offset in found] == expected
+            assert [(*ends, timedelta(milliseconds=offset)) for *ends, offset in pieces] == expected
