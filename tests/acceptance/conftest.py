@@ -48,6 +48,12 @@ def environment(
         yield make
 
 
+@pytest.fixture
+def own_broker() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
 def show_logs_of_failure(item: pytest.Item, environment: Environment) -> None:
     if item.stash.get(_FAILED, False):
         sys.stderr.write(environment.logs())

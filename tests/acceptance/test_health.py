@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,6 @@ ALIVE = (200, "alive\n")
 BOTH = ("worker", "beat")
 
 
-@pytest.fixture
-def broker() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
-
-
 def address(folder: Path, name: str) -> str | None:
     addresses = re.findall(r"metrics at http://(\S+)/metrics", (folder / f"{name}.log").read_text())
     return addresses[-1] if addresses else None
@@ -49,13 +43,13 @@ def says(folder: Path, name: str, path: str) -> tuple[int, str]:
 @pytest.mark.long
 @on_sqlite
 def test_worker_and_beat_are_alive_through_outages_and_not_when_they_hang(
-    environment: Maker, folder: Path, broker: RedisServer, own_redis: RedisServer
+    environment: Maker, folder: Path, own_broker: RedisServer, own_redis: RedisServer
 ) -> None:
     services = {
         "worker": [*HANGING, "worker", "--metrics-port=0", "--concurrency=2"],
         "beat": [*HANGING, "beat", "--metrics-port=0"],
     }
-    running = environment(services=services, broker_url=broker_on(broker.url))
+    running = environment(services=services, broker_url=broker_on(own_broker.url))
     wait_until(lambda: all(address(folder, name) for name in BOTH))
     wait_until(lambda: all(says(folder, name, "/readyz")[0] == 200 for name in BOTH))
     everything = (200, "ready: broker, redis, database\n")
@@ -71,7 +65,7 @@ def test_worker_and_beat_are_alive_through_outages_and_not_when_they_hang(
     own_redis.start()
     wait_until(lambda: says(folder, "worker", "/readyz")[0] == 200)
 
-    broker.kill()
+    own_broker.kill()
     no_broker = (503, "not ready: no answer from broker\n")
     for name in BOTH:
         wait_until(partial(lambda name: says(folder, name, "/readyz") == no_broker, name))
@@ -82,7 +76,7 @@ def test_worker_and_beat_are_alive_through_outages_and_not_when_they_hang(
         return time.monotonic() > until
 
     wait_until(is_over, every=0.1)
-    broker.start()
+    own_broker.start()
     wait_until(lambda: all(says(folder, name, "/readyz")[0] == 200 for name in BOTH))
     assert running.restarts == 0
 
@@ -96,7 +90,7 @@ def test_worker_and_beat_are_alive_through_outages_and_not_when_they_hang(
 @pytest.mark.long
 @on_sqlite
 def test_a_worker_of_processes_is_alive_before_its_broker_is_there_and_silent_when_stopped(
-    environment: Maker, folder: Path, broker: RedisServer, monkeypatch: pytest.MonkeyPatch
+    environment: Maker, folder: Path, own_broker: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(folder))
     worker = ["worker", "--metrics-port=0", "--pool=prefork", "--concurrency=1"]
@@ -104,15 +98,15 @@ def test_a_worker_of_processes_is_alive_before_its_broker_is_there_and_silent_wh
         "worker": dispatcher_command(*worker),
         "beat": dispatcher_command("beat", "--metrics-port=0"),
     }
-    running = environment(services=services, broker_url=broker_on(broker.url))
+    running = environment(services=services, broker_url=broker_on(own_broker.url))
     running.down("worker")
-    broker.kill()
+    own_broker.kill()
     (folder / "worker.log").write_text("")
     running.up("worker")
     wait_until(lambda: address(folder, "worker") is not None)
     wait_until(lambda: says(folder, "worker", "/readyz")[0] == 503)
     assert says(folder, "worker", "/livez") == ALIVE
-    broker.start()
+    own_broker.start()
     wait_until(lambda: all(says(folder, name, "/readyz")[0] == 200 for name in BOTH))
     for name in BOTH:
         at = address(folder, name)

@@ -27,7 +27,7 @@ from celery import Celery
 import dispatcher
 
 settings = dispatcher.Settings.load()
-for name in [each for each in os.environ if each.startswith("DISPATCHER_")]:
+for name in [name for name in os.environ if name.startswith("DISPATCHER_")]:
     del os.environ[name]  # from here on only what was handed to install counts
 
 app = Celery("shop", broker=settings.broker_url)

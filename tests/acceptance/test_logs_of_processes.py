@@ -41,23 +41,24 @@ def lines(folder: Path) -> tuple[list[dict[str, Any]], int]:
 
     What a process has half written when it ends, the next one goes on behind.
     """
-    found, broken = [], 0
+    told_lines, broken = [], 0
     for name in SERVICES:
         text = (folder / f"{name}.log").read_text(errors="replace")
         whole, _, _ = text.rpartition("\n")  # the last one may be half written
         for line in whole.split("\n"):
             if line.startswith("{"):
                 try:
-                    found.append(json.loads(line))
+                    told_lines.append(json.loads(line))
                 except ValueError:
                     broken += 1
-    return found, broken
+    return told_lines, broken
 
 
 def told(folder: Path) -> set[str]:
     return {line["transition"] for line in lines(folder)[0] if "transition" in line}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_no_process_writes_a_secret(
     environment: Maker,
@@ -90,12 +91,12 @@ def test_no_process_writes_a_secret(
     written = [path.read_text(errors="replace") for path in sorted(folder.glob("*.log"))]
     assert len(written) == len(SERVICES)
     assert [text for text in written if any(secret in text for secret in SECRETS)] == []
-    found, broken = lines(folder)
+    told_lines, broken = lines(folder)
     assert broken <= running.restarts
-    sent = [line for line in found if line.get("transition") == "sent"]
+    sent = [line for line in told_lines if line.get("transition") == "sent"]
     assert {line["channel"] for line in sent} == {"quoting"}
     assert len({line["recipient"] for line in sent}) == 1
-    assert {line["level"] for line in found} >= {"DEBUG", "INFO", "WARNING"}
+    assert {line["level"] for line in told_lines} >= {"DEBUG", "INFO", "WARNING"}
 
 
 def submitted(running: Environment) -> bool:

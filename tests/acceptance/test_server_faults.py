@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -20,12 +19,6 @@ from tests.support.waiting import wait_until
 MOST_SECONDS = 20.0
 """A submit waits a second for a broker that is away, and else for ever; the rest is for a slow
 machine."""
-
-
-@pytest.fixture
-def own_broker() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
 
 
 @pytest.mark.long

@@ -378,7 +378,7 @@ def test_a_poison_message_fails_after_its_tries_and_its_neighbours_are_sent(make
 
 
 @on_postgresql
-@pytest.mark.parametrize("point", ["deliver.after_permits", "deliver.before_send"])
+@pytest.mark.parametrize("point", a_third_of(["deliver.after_permits", "deliver.before_send"]))
 def test_a_message_that_a_killed_worker_did_not_begin_is_due_at_once_and_its_permit_is_free(
     make: Make, point: str
 ) -> None:

@@ -20,12 +20,11 @@ from dispatcher import (
     StoreUnavailable,
     TemporaryFailure,
 )
-from dispatcher.store.database import Database
-from dispatcher.store.migrate import migrate
 from tests.support.examining import examined
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
 from tests.support.servers import PostgresServer
+from tests.support.tables import migrate_at
 
 DAY = timedelta(days=1)
 
@@ -106,9 +105,7 @@ def latin1(postgres: PostgresServer) -> Iterator[str]:
         "CREATE DATABASE latin1 ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
     )
     url = postgres.url("latin1")
-    database = Database(url)
-    migrate(database)
-    database.close()
+    migrate_at(url)
     yield url
     postgres.drop_database("latin1")
 

@@ -207,8 +207,8 @@ class World:
             self.ended += 1
         return not is_silent
 
-    def wait_for(self, name: str, many: int) -> None:
-        wait_until(lambda: self.begun.count(name) >= many, 60)
+    def wait_for(self, name: str, count: int) -> None:
+        wait_until(lambda: self.begun.count(name) >= count, 60)
 
 
 @pytest.fixture

@@ -614,7 +614,7 @@ class Model:
             log = self.made.keys(permit.channel).channel(permit.channel)
             assert (
                 allowed
-                or any(each.scope == permit.scope for each in in_two_shards if each != permit)
+                or any(other.scope == permit.scope for other in in_two_shards if other != permit)
                 or self.closed[permit.channel] > now_ms
                 or self.made.client.zcard(line_of(log))
                 or any(

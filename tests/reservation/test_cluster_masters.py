@@ -72,11 +72,11 @@ FAULTS: dict[str, Callable[[Member], AbstractContextManager[None]]] = {
 }
 
 
-def people_on(house: House, cluster: Cluster, node: Member, many: int = 4) -> list[str]:
+def people_on(house: House, cluster: Cluster, node: Member, count: int = 4) -> list[str]:
     """Return names whose windows a master holds."""
     names = (f"person {number}" for number in range(10_000))
     people = (name for name in names if cluster.master_of_key(house.keys(name).epoch) is node)
-    return [next(people) for _ in range(many)]
+    return [next(people) for _ in range(count)]
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -206,7 +206,7 @@ def rebuild_all(house: House) -> None:
     assert house.parts.reconciler._rebuild(rebuild, timedelta(0)) == len(rebuild.parts)
 
 
-def submitted(house: House, many: int, *, first: int = 0) -> list[Message]:
+def submitted(house: House, count: int, *, first: int = 0) -> list[Message]:
     """Submit messages of twenty recipients: there are no more windows where there are more."""
     drafts = [
         Draft(
@@ -216,11 +216,11 @@ def submitted(house: House, many: int, *, first: int = 0) -> list[Message]:
             send_at=FAR + n * MINUTE,
             scopes={"tenant": f"tenant {n % 5}"},
         )
-        for n in range(first, first + many)
+        for n in range(first, first + count)
     ]
     results = house.dispatcher.submit_many(drafts)
     messages = [result for result in results if isinstance(result, Message)]
-    assert len(messages) == many, results[:1]
+    assert len(messages) == count, results[:1]
     return messages
 
 

@@ -40,10 +40,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def filled(house: House, terms: Terms, start: datetime, *, many: int, seed: int) -> None:
+def filled(house: House, terms: Terms, start: datetime, *, count: int, seed: int) -> None:
     """Book places at random, a third of them close together."""
     roll = random.Random(seed)  # noqa: S311 - not for secrets
-    for n in range(many):
+    for n in range(count):
         stretch = (-DAY_MS, 3 * DAY_MS) if n % 3 else (NEAR_MS, NEAR_MS + 2 * HOUR_MS)
         at = start + timedelta(milliseconds=roll.randrange(*stretch))
         try:
@@ -52,18 +52,20 @@ def filled(house: House, terms: Terms, start: datetime, *, many: int, seed: int)
             continue
 
 
-def sampled(found: Timeline, *, many: int, seed: int) -> set[datetime]:
+def sampled(timeline: Timeline, *, count: int, seed: int) -> set[datetime]:
     """Return instants at random, and those next to every edge."""
     roll = random.Random(seed)  # noqa: S311 - not for secrets
-    length = (found.end - found.start) // timedelta(milliseconds=1)
-    instants = {found.start + timedelta(milliseconds=roll.randrange(length)) for _ in range(many)}
+    length = (timeline.end - timeline.start) // timedelta(milliseconds=1)
+    instants = {
+        timeline.start + timedelta(milliseconds=roll.randrange(length)) for _ in range(count)
+    }
     spans = [
-        *found.quiet,
-        *(span for window in found.windows for quota in window.quotas for span in quota.blocked),
+        *timeline.quiet,
+        *(span for window in timeline.windows for quota in window.quotas for span in quota.blocked),
     ]
     for edge in (edge for span in spans for edge in span):
         instants |= {edge + timedelta(milliseconds=shift) for shift in (-1, 0, 1)}
-    return {instant for instant in instants if found.start <= instant < found.end}
+    return {instant for instant in instants if timeline.start <= instant < timeline.end}
 
 
 def refused(house: House, terms: Terms, instant: datetime) -> bool:
@@ -91,13 +93,13 @@ def test_an_instant_is_blocked_exactly_when_reserve_refuses_it(
     house = build(**SHAPES[shape])
     channel = "sms" if shape == "a channel" else None
     terms = terms_for(house.settings, scope="ada", channel=channel, zone=BERLIN)
-    filled(house, terms, start, many=90, seed=1)
+    filled(house, terms, start, count=90, seed=1)
     if channel:  # others take places of the channel
         others = terms_for(house.settings, scope="ben", channel=channel, zone=BERLIN)
-        filled(house, others, start, many=90, seed=2)
+        filled(house, others, start, count=90, seed=2)
     timeline = house.dispatcher.timeline("ada", channel=channel, zone=BERLIN, start=start)
     assert timeline.complete
-    instants = sampled(timeline, many=50, seed=3)
+    instants = sampled(timeline, count=50, seed=3)
     answers = {instant: refused(house, terms, instant) for instant in instants}
     assert {True, False} <= set(answers.values())
     assert {instant: timeline.refuses(instant) for instant in instants} == answers
@@ -107,7 +109,7 @@ def test_an_instant_is_blocked_exactly_when_reserve_refuses_it(
 def test_fills_are_what_counting_gives(build: Build, shape: str) -> None:
     house = build(**SHAPES[shape])
     terms = terms_for(house.settings, scope="ada", channel=None, zone=BERLIN)
-    filled(house, terms, FAR, many=150, seed=4)
+    filled(house, terms, FAR, count=150, seed=4)
     timeline = house.dispatcher.timeline("ada", zone=BERLIN, start=FAR)
     [window] = timeline.windows
     times = sorted(house.members().values())
@@ -186,7 +188,7 @@ def test_a_timeline_of_too_many_bookings_tells_slots_and_fills(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house = build(quotas="100/day, 40/day in UTC")
-    filled(house, Terms.own("ada"), FAR, many=400, seed=5)
+    filled(house, Terms.own("ada"), FAR, count=400, seed=5)
     asked: dict[str, Any] = {"start": FAR + DAY, "length": DAY}
     whole = house.dispatcher.timeline("ada", **asked)
     monkeypatch.setattr(timeline, "MOST_READ", 10)

@@ -46,7 +46,7 @@ def kinds(build: Build) -> House:
     return build(**KINDS)
 
 
-def filled(house: House, many: int = 12) -> list[Message]:
+def filled(house: House, count: int = 12) -> list[Message]:
     further = [{}, {"tenant": "acme"}] if house.settings.scopes else [{}]
     return [
         house.submit(
@@ -55,7 +55,7 @@ def filled(house: House, many: int = 12) -> list[Message]:
             scopes=further[n % len(further)],
             channel="file" if n % 5 == 4 else "memory",
         )
-        for n in range(many)
+        for n in range(count)
     ]
 
 
@@ -270,7 +270,7 @@ def test_all_shards_are_rebuilt_a_few_at_a_time_or_at_once_where_there_is_little
     """Each group waits for the settle time: an almost empty rebuild of 16 took four of them."""
     monkeypatch.setattr("dispatcher.delivery.reconciler._FEW_ROWS", few)
     house = build(shards=10)
-    accepted = filled(house, many=20)
+    accepted = filled(house, count=20)
     lost, *_ = accepted
     house.redis.zrem(house.keys(lost.scope).window(lost.scope), lost.id.bytes)
     house.redis.zadd(house.keys("nobody").window("nobody"), {new_id().bytes: to_ms(LATER)})

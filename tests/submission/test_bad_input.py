@@ -37,7 +37,7 @@ def test_bad_input_is_judged_before_any_server_is_asked(unreachable: Dispatcher,
     assert str(error).isprintable(), "the text can be written to any log or terminal"
 
 
-@pytest.mark.parametrize("given", [None, 5, object()])
+@pytest.mark.parametrize("value", [None, 5, object()])
 @pytest.mark.parametrize(
     ("method", "field", "more"),
     [
@@ -51,10 +51,10 @@ def test_bad_input_is_judged_before_any_server_is_asked(unreachable: Dispatcher,
     ],
 )
 def test_what_is_no_list_is_refused(
-    unreachable: Dispatcher, method: str, field: str, more: dict[str, Any], given: Any
+    unreachable: Dispatcher, method: str, field: str, more: dict[str, Any], value: Any
 ) -> None:
     with pytest.raises(InvalidDraft) as refused:
-        getattr(unreachable, method)(given, **more)
+        getattr(unreachable, method)(value, **more)
     assert refused.value.field == field
 
 

@@ -49,11 +49,11 @@ def draft(recipient: str = "ada", seconds: float = 0, **more: Any) -> Draft:
     return Draft(**asked | more)
 
 
-def mixed(rng: random.Random, many: int) -> list[Draft]:
+def mixed(rng: random.Random, count: int) -> list[Draft]:
     """Return drafts of every kind, many of which contend for the same places."""
     drafts = []
-    for _ in range(many):
-        key = f"key {rng.randrange(many // 4)}" if rng.random() < 0.4 else None
+    for _ in range(count):
+        key = f"key {rng.randrange(count // 4)}" if rng.random() < 0.4 else None
         # What has the same key mostly has the same content.
         same = random.Random(key) if key and rng.random() < 0.9 else rng  # noqa: S311 - a test
         more: dict[str, Any] = {"idempotency_key": key}
@@ -73,8 +73,8 @@ def mixed(rng: random.Random, many: int) -> list[Draft]:
     return drafts
 
 
-def seen(each: Rejection) -> tuple[Any, ...]:
-    return each.number, each.reason, getattr(each.error, "next_slot", None)
+def seen(rejection: Rejection) -> tuple[Any, ...]:
+    return rejection.number, rejection.reason, getattr(rejection.error, "next_slot", None)
 
 
 def plan_keys(house: House) -> list[bytes]:

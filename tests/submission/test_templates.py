@@ -235,7 +235,7 @@ def test_settings_refuse_names_and_bodies_that_are_none(bad: dict[str, Any]) -> 
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [each for each in sys.modules if each.split(".")[0] == "jinja2"]:
+    for name in [module for module in sys.modules if module.split(".")[0] == "jinja2"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "dispatcher.templating.sandbox", raising=False)
     monkeypatch.setitem(sys.modules, "jinja2", None)
@@ -314,7 +314,7 @@ def test_an_update_renders_it_for_what_is_stored(house: House, build: Build) -> 
 
 
 @pytest.mark.parametrize(
-    ("given", "field"),
+    ("source", "field"),
     [
         ({"template": "hello"}, "data"),
         ({"template": "bye", "data": {"name": "Ada"}}, "template"),
@@ -329,16 +329,16 @@ def test_an_update_renders_it_for_what_is_stored(house: House, build: Build) -> 
     ],
 )
 def test_an_update_is_refused_as_a_submit_is(
-    house: House, given: dict[str, Any], field: str
+    house: House, source: dict[str, Any], field: str
 ) -> None:
     message = house.dispatcher.submit(**asked(name="Ada"))
     before = house.snapshot()
     with pytest.raises(InvalidDraft) as refused:
-        house.dispatcher.update(message.id, **given)
+        house.dispatcher.update(message.id, **source)
     assert refused.value.field == field
     asked_for: dict[str, Any] = {"channel": "memory", "recipient": "ben", "send_at": LATER}
     with pytest.raises(InvalidDraft) as alike:
-        house.dispatcher.submit(**asked_for, **given)
+        house.dispatcher.submit(**asked_for, **source)
     assert str(refused.value) == str(alike.value)
     assert house.snapshot() == before
 

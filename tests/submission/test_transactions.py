@@ -259,7 +259,7 @@ def test_between_insert_and_commit_the_store_is_asked_nothing_else(
     with callers_engine(house.database) as engine:
         with calling(engine, way) as first:
             remind(house, first)  # the first time, the two databases are compared
-        event.listen(house.parts.database.engine, "checkout", lambda *each: asked.append(each))
+        event.listen(house.parts.database.engine, "checkout", lambda *words: asked.append(words))
         with calling(engine, way) as caller:
             order(caller)
             remind(house, caller, idempotency_key="key")

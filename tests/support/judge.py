@@ -322,14 +322,14 @@ def false_windows(history: History) -> Iterator[str]:
                 yield f"{of}: {id_} is reserved at {does[id_]} instead of {should[id_]}"
 
 
-def is_frozen(each: Send, history: History) -> bool:
+def is_frozen(send: Send, history: History) -> bool:
     """Whether the worker was frozen in or right before this send, for as long as one lasts."""
     longest_us = history.terms["longest_ms"] * 1_000
-    end = each.end["at"] if each.end else each.at
+    end = send.end["at"] if send.end else send.at
     return any(
-        fault["at"] <= end and each.at <= fault["until"] + _AFTER_A_FREEZE_US
+        fault["at"] <= end and send.at <= fault["until"] + _AFTER_A_FREEZE_US
         for fault in history.faults
-        if each.begin["pid"] in fault.get("pids", ()) and fault["until"] - fault["at"] >= longest_us
+        if send.begin["pid"] in fault.get("pids", ()) and fault["until"] - fault["at"] >= longest_us
     )
 
 

@@ -123,7 +123,7 @@ class MariaDBServer:
         except pymysql.Error:
             return None
         lines = (str(rows[0][1]).splitlines() for rows in tables)
-        return versions, [sorted(line.strip(" ,") for line in each) for each in lines]
+        return versions, [sorted(line.strip(" ,") for line in table) for table in lines]
 
     def _empty(self, name: str) -> None:
         triggers, tables = self._answers("SHOW TRIGGERS", "SHOW TABLES", database=name)

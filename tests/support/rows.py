@@ -102,9 +102,9 @@ def count(database: Database) -> int:
     return database.run(lambda connection: connection.execute(query).scalar_one())
 
 
-def listed(database: Database, *, limit: int = 1_000, **wanted: Any) -> list[Message]:
+def listed(database: Database, *, limit: int = 1_000, **filters: Any) -> list[Message]:
     listing = Listing(database, late=SOON, put_off=TTL)
-    return [*listing.page(Selection(**wanted), after=None, limit=limit).messages]
+    return [*listing.page(Selection(**filters), after=None, limit=limit).messages]
 
 
 def change(database: Database, message_id: UUID, **columns: Any) -> None:

@@ -273,6 +273,7 @@ class PostgresServer(Server):
             "full_page_writes": "off",
             "wal_level": "minimal",
             "max_wal_senders": "0",
+            "autovacuum": "off",  # no test outlives its rows for long
             "max_connections": "200",
             "log_min_messages": "warning",
         } | self._settings

@@ -103,9 +103,9 @@ def attributes(span: ReadableSpan) -> dict[str, Any]:
     return dict(span.attributes or {})
 
 
-def drafts(many: int, **asked: Any) -> list[Draft]:
+def drafts(count: int, **asked: Any) -> list[Draft]:
     usual: dict[str, Any] = {"channel": "memory", "body": {}, "send_in": HOUR} | asked
-    return [Draft(**{"recipient": f"to {n}"} | usual) for n in range(many)]
+    return [Draft(**{"recipient": f"to {n}"} | usual) for n in range(count)]
 
 
 @pytest.mark.every_database

@@ -123,7 +123,7 @@ def judge(call: Callable[[Any], object], values: Mapping[str, Any] = VALUES) -> 
         if error is None:
             continue
         assert isinstance(error, DispatcherError), f"{name}: {type(error)}"
-        for text in (str(error), *(f"{each}" for each in vars(error).values())):
+        for text in (str(error), *map(str, vars(error).values())):
             assert "y" * (SHOWN + 1) not in text, name
             assert "the object's own error" not in text, name
             assert text.isprintable(), name

@@ -28,7 +28,7 @@ def spellings(**rules: str) -> Spellings:
 
 
 @pytest.mark.parametrize(
-    ("given", "spelt"),
+    ("text", "spelt"),
     [
         ("Ada@EXAMPLE.org", "Ada@example.org"),
         ("ada@example.org", "ada@example.org"),
@@ -39,20 +39,20 @@ def spellings(**rules: str) -> Spellings:
         ("ada@b。example", "ada@b。example"),
     ],
 )
-def test_a_domain_has_one_spelling(given: str, spelt: str) -> None:
-    assert email(given) == spelt == email(spelt)
+def test_a_domain_has_one_spelling(text: str, spelt: str) -> None:
+    assert email(text) == spelt == email(spelt)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "text",
     ["+4915112345678", " +49 151 123-456.78", "+49 (151) 12345678"],
 )
-def test_a_phone_number_has_one_spelling(given: str) -> None:
-    assert phone(given) == "+4915112345678" == phone(phone(given))
+def test_a_phone_number_has_one_spelling(text: str) -> None:
+    assert phone(text) == "+4915112345678" == phone(phone(text))
 
 
 @pytest.mark.parametrize(
-    "given",
+    "text",
     [
         *("0151 2345678", "4915112345678", "49 151 12345678", "512 555 0123", "000491512345678"),
         *("ada", "+49", "+", "", "+4915112345678901", "+49151x", "+٤٩١٥١٢٣٤٥٦", "++49151234567"),
@@ -63,24 +63,24 @@ def test_a_phone_number_has_one_spelling(given: str) -> None:
         *("+1 0 212 555 0123", "+39 (0)6 1234 5678"),
     ],
 )
-def test_a_malformed_phone_number_is_refused_without_being_quoted(given: str) -> None:
+def test_a_malformed_phone_number_is_refused_without_being_quoted(text: str) -> None:
     with pytest.raises(InvalidDraft) as caught:
-        phone(given)
+        phone(text)
     assert caught.value.field == "recipient"
     assert "+49 151 2345678" in caught.value.accepted
-    assert not given or given not in caught.value.problem
+    assert not text or text not in caught.value.problem
 
 
 @pytest.mark.parametrize(
-    "given",
+    "text",
     ["+390612345678", "+2250123456789", "+441041234567", "+78121234567", "+12125550123",
      "+420601123456", "+37060012345", "+50712345", "+4420794609580"],
 )  # fmt: skip
-def test_a_number_that_only_looks_as_if_it_had_such_a_digit_is_taken(given: str) -> None:
-    assert phone(given) == given
+def test_a_number_that_only_looks_as_if_it_had_such_a_digit_is_taken(text: str) -> None:
+    assert phone(text) == text
 
 
-@pytest.mark.parametrize("given", ["ada", "@example.org", "ada@", "+4915112345678"])
+@pytest.mark.parametrize("text", ["ada", "@example.org", "ada@", "+4915112345678"])
 def test_a_malformed_address_is_refused(text: str) -> None:
     with pytest.raises(InvalidDraft, match="no e-mail address"):
         email(text)

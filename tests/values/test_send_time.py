@@ -107,9 +107,9 @@ def test_a_local_time_that_a_clock_change_skips_is_refused(
     zone: str, local: str, fold: int | None
 ) -> None:
     aware = datetime.fromisoformat(local).replace(tzinfo=ZoneInfo(zone))
-    for given in (local, aware):
+    for local_time in (local, aware):
         with pytest.raises(InvalidSendTime, match="skipped by a clock change"):
-            send_time.parse(given, zone=zone, fold=fold)
+            send_time.parse(local_time, zone=zone, fold=fold)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def scheduled(settings: Settings, **asked: Any) -> ValidDraft:
 
 
 @pytest.mark.parametrize(
-    ("given", "field"),
+    ("zoned", "field"),
     [
         ({"zone": "No/Where"}, "zone"),
         ({"zone": ""}, "zone"),
@@ -260,10 +260,10 @@ def scheduled(settings: Settings, **asked: Any) -> ValidDraft:
     ids=str,
 )
 def test_an_unknown_zone_or_a_fold_with_a_length_from_now_is_refused(
-    settings: Settings, given: dict[str, Any], field: str | None
+    settings: Settings, zoned: dict[str, Any], field: str | None
 ) -> None:
     with pytest.raises(InvalidSendTime) as caught:
-        scheduled(settings, send_in=HOUR, **given)
+        scheduled(settings, send_in=HOUR, **zoned)
     assert caught.value.field in ({field} if field else {"zone", "fold"})
     assert caught.value.accepted
 
