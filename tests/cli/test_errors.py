@@ -78,7 +78,7 @@ MISTAKES = {
     "timeline --channel memory": "'memory' as a whole has no quotas (channels.memory.quotas)",
     "keys add shop --right everything": "messages:read",
     "keys add shop --channel fax": "memory",
-    "keys add shop --count tenant=acme": "none",
+    "keys add shop --count tenant=acme": "the settings have no kinds",
     "keys add shop --count acme": "KIND=NAME",
     "keys add shop --rate fast": "N/unit",
     "keys add shop --expires-in '0 days'": "90 days",
