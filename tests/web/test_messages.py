@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from dispatcher import Dispatcher, Draft, Status, StoreUnavailable
+from dispatcher import Dispatcher, Draft, Message, Status, StoreUnavailable
 from dispatcher.cli import messages as of_commands
 from dispatcher.message import new_id
 from dispatcher.telemetry.liveness import Kind
 from dispatcher.times.send_time import to_ms
 from dispatcher.web import Caller, Right, api
 from dispatcher.web.keys import ApiKeys
-from dispatcher.web.models import NewMessageLine
+from dispatcher.web.models import MessageOut, NewMessageLine
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
 from tests.web.conftest import Calls, by_hand, caller, kind, verdicts
@@ -42,6 +42,11 @@ def test_each_field_of_a_draft_can_be_given_in_python_by_http_and_by_command() -
     }
     for way, given in ways.items():
         assert given == Draft.__dataclass_fields__.keys(), way
+
+
+def test_each_field_of_a_message_is_answered_but_those_of_the_workings() -> None:
+    answered = {name.removesuffix("_seconds") for name in MessageOut.model_fields}
+    assert Message.__dataclass_fields__.keys() - answered == {"trace", "enqueued_at"}
 
 
 def test_a_message_is_accepted_read_moved_changed_and_cancelled(
