@@ -40,8 +40,8 @@ def test_each_field_of_a_draft_can_be_given_in_python_by_http_and_by_command() -
         "NewMessage": {name.removesuffix("_seconds") for name in NewMessageLine.model_fields},
         "dispatcher submit": by_command | {"channel", "recipient"},
     }
-    for way, given in ways.items():
-        assert given == Draft.__dataclass_fields__.keys(), way
+    for way, names in ways.items():
+        assert names == Draft.__dataclass_fields__.keys(), way
 
 
 def test_each_field_of_a_message_is_answered_but_those_of_the_workings() -> None:
