@@ -90,7 +90,6 @@ def test_the_key_with_other_content_is_a_conflict_and_leaves_nothing(house: Hous
         with pytest.raises(IdempotencyConflict) as caught:
             keyed(house, **other)
         assert (caught.value.key, caught.value.message_id) == ("key", first.id), other
-        assert str(first.id) in str(caught.value)
         assert house.snapshot() == before
 
 
