@@ -71,13 +71,8 @@ async def order(caller: Caller, number: int = 1) -> None:
 
 
 async def remind(house: House, caller: Any, recipient: str = "ada", **asked: Any) -> Message:
-    usual: dict[str, Any] = {
-        "channel": "memory",
-        "recipient": recipient,
-        "body": BODY,
-        "send_at": SOON,
-    }
-    return await house.dispatcher.asubmit(**usual | asked, session=caller)
+    usual: dict[str, Any] = {"channel": "memory", "recipient": recipient, "body": BODY}
+    return await house.dispatcher.asubmit(**usual | {"send_at": SOON} | asked, session=caller)
 
 
 def numbers(house: House) -> list[int]:

@@ -9,15 +9,14 @@ import pytest
 
 from dispatcher import ReservationsUnavailable, Status
 from dispatcher.times.send_time import to_ms
-from tests.support.house import FAR, House
+from tests.submission.test_store_faults import SOON, WAYS
+from tests.support.house import House
 from tests.support.house_fixtures import Build
 from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 
-SOON = FAR + timedelta(minutes=1)
 MINUTE = timedelta(minutes=1)
-WAYS: list[dict[str, Any]] = [{}, {"idempotency_key": "key"}, {"on_conflict": "shift"}]
 
 
 @pytest.fixture
@@ -109,22 +108,6 @@ def test_a_lost_reply_of_redis_reserves_once(
     assert message.send_at == SOON
     assert house.members() == {message.id: to_ms(SOON)}
     assert house.reservations() == house.all_members()
-
-
-@pytest.mark.parametrize("lost", [2, 100])
-@pytest.mark.parametrize("way", WAYS, ids=str)
-def test_a_redis_that_books_and_does_not_answer_keeps_no_place(
-    build: Build, proxy: Proxy, way: dict[str, Any], lost: int
-) -> None:
-    house = build(redis_url=f"redis://127.0.0.1:{proxy.port}")
-    before = house.snapshot()
-    proxy.drop_reply(b":window:ada", times=lost)
-    with pytest.raises(ReservationsUnavailable):
-        house.submit(send_at=SOON, **way)
-    assert proxy.dropped >= 2
-    assert house.snapshot() == before
-    proxy.pass_all()
-    accepts_again(house)
 
 
 def test_a_place_booked_right_before_redis_went_away_is_given_back_after_the_grace(

@@ -242,9 +242,8 @@ def test_memory_does_not_grow_with_the_number_of_drafts(
     def peak(count: int, name: str) -> int:
         tracemalloc.start()
         made = (draft(f"{name} {number}") for number in range(count))
-        assert (
-            sum(isinstance(entry, Message) for entry in house.dispatcher.submit_many(made)) == count
-        )
+        results = house.dispatcher.submit_many(made)
+        assert sum(isinstance(result, Message) for result in results) == count
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         return most
