@@ -79,7 +79,7 @@ def test_every_column_is_taken(house: House, run: Run, name: str, write: Any) ->
     third = row(recipient="cleo", send_window="11:00-12:00")
     # test_templates.py, submission/test_without_quotas.py
     elsewhere = {"template", "data", "status_url", "quotas"}
-    assert {*EVERY, *later, *third} | elsewhere == set(COLUMNS)
+    assert {*EVERY, *later, *third} | elsewhere == set(COLUMNS), "a new one belongs in EVERY"
     ran = run_import(run, write([EVERY, later, third]), "--json", name=name)
     assert (ran.code, ran.err) == (0, "")
     assert ran.data == {

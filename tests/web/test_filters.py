@@ -83,7 +83,7 @@ def test_commands_page_and_api_have_the_same_filters(build: Build) -> None:
         "overdue": {"overdue": "true"},
         "made_after": {"made_after": str(other.id)},
     }
-    assert cases.keys() == Wanted.__annotations__.keys()
+    assert cases.keys() == Wanted.__annotations__.keys(), "a new filter: give it a case"
     named = {name for query in cases.values() for name in query}
     assert named == {*FILTERS, "count"}
     assert named == {field.alias or name for name, field in models.Filters.model_fields.items()}
