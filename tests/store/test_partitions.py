@@ -176,6 +176,15 @@ def test_a_prune_makes_the_coming_days_and_drops_the_old_ones(
     assert standing(database) == (3, True)
 
 
+def test_a_day_that_goes_leaves_a_key_to_the_message_that_took_it_over(
+    database: Database, day: date
+) -> None:
+    kept, gone = rows.add(database, idempotency_key="key"), rows.ended(database, OLD)
+    rows.change(database, gone.id, idempotency_key="key")
+    assert StoreMaintenance(database).keep_days(older_than=RETENTION) == [day]
+    assert Messages(database).with_keys(["key"])["key"][0].id == kept.id
+
+
 @pytest.mark.parametrize(
     "needed",
     [
