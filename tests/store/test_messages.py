@@ -61,6 +61,17 @@ def test_adding_again_gives_what_is_stored_and_changes_nothing(database: Databas
     assert rows.count(database) == 1
 
 
+@pytest.mark.parametrize("because", [None, "its recipient is suppressed"])
+def test_a_cancel_keeps_the_error_of_the_last_attempt_unless_it_says_why(
+    database: Database, because: str | None
+) -> None:
+    claim = rows.claimed(database)
+    failure = Failure(claim, Outcome.TEMPORARY, "busy", timedelta(minutes=1))
+    rows.claims_in(database).record([], [failure], enqueue_in=timedelta(0))
+    result = Messages(database).cancel([claim.message.id], because=because)
+    assert result.rows[claim.message.id].message.last_error == (because or "busy")
+
+
 @pytest.mark.parametrize("key", [None, "key"])
 def test_a_message_is_taken_back_while_it_is_scheduled(database: Database, key: str | None) -> None:
     """Its id is never stored again; its key may be, and the sweep gives its reservation back."""
