@@ -139,7 +139,7 @@ class Sweep:
             return put_back
         rescued = self._rescues.run(self._rescue)
         if rescued:
-            log.warning("%d messages rescued, outcome unknown: retried or held", rescued)
+            log.warning("%d messages rescued, outcome unknown: retried, held or ended", rescued)
         return put_back + rescued
 
     def _put_back(self, left: LeftLog) -> int:
