@@ -60,8 +60,8 @@ def test_a_claim_that_is_over_leaves_no_file(tmp_path: Path) -> None:
     first, second = logs.open(IDS), logs.open(IDS)
     assert len([*tmp_path.iterdir()]) == 2
     first.is_kept = True
-    for each in (first, second):
-        each.close()
+    for opened in (first, second):
+        opened.close()
     assert left_in(tmp_path) == [LeftLog(first.mark, IDS, died=False)]
     assert list(tmp_path.iterdir()) == []
 

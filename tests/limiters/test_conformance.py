@@ -108,8 +108,8 @@ def test_the_clock_of_the_client_decides_nothing(make: Make, redis_client: redis
     clock = MovableClock(datetime(1999, 12, 31, 23, 59, 59, tzinfo=UTC))
     limiter, others = make(3).on(redis_client, clock=clock), make(3).on(redis_client)
     answers: list[Decision] = []
-    for each in (limiter, others, limiter, others):
-        answers.append(each.acquire("ada"))
+    for turn in (limiter, others, limiter, others):
+        answers.append(turn.acquire("ada"))
         clock.advance(timedelta(days=400))
     assert [answer.remaining for answer in answers] == [2, 1, 0, 0]
     resets = [answer.reset_at for answer in answers]

@@ -138,8 +138,8 @@ def test_scopes_of_several_shards_take_one_call_for_each_shard(real: Reserving) 
 def test_windows_that_two_messages_share_are_booked_in_the_same_order(real: Reserving) -> None:
     """Else two that want the same last reservations could refuse each other."""
 
-    def places(each: Terms) -> dict[Scope, int]:
-        legs = enumerate(real.windows.legs(each))
+    def places(of: Terms) -> dict[Scope, int]:
+        legs = enumerate(real.windows.legs(of))
         return {scope: place for place, leg in legs for scope in leg.scopes}
 
     every = [

@@ -192,8 +192,8 @@ class House(AbstractContextManager["House"]):
         query = select(*(messages.c[name] for name in names)).where(messages.c.id == message.id)
         return self._all(query)[0]
 
-    def change(self, these: Iterable[Message], **values: Any) -> None:
-        ids = [message.id for message in these]
+    def change(self, targets: Iterable[Message], **values: Any) -> None:
+        ids = [message.id for message in targets]
         messages = self.tables.messages
         statement = update(messages).where(messages.c.id.in_(ids)).values(**values)
         self.database.run(lambda connection: connection.execute(statement))
@@ -376,8 +376,8 @@ def promised(house: House) -> Windows:
         lambda connection: [tuple(row) for row in connection.execute(query)]
     ):
         kinds = house.settings.quotas_of
-        for each in counted(kinds, scope=scope, channel=channel, scopes=scopes):
-            members = windows.setdefault(key_of(house, each), {})
+        for place in counted(kinds, scope=scope, channel=channel, scopes=scopes):
+            members = windows.setdefault(key_of(house, place), {})
             members[member_of(message_id, tail)] = to_ms(cast("datetime", send_at))
     return windows
 

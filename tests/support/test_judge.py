@@ -153,16 +153,6 @@ GOOD: dict[str, Lines] = {
         *submit(), *received("unknown", answered=False), *attempt("unknown"),
         *row(status="failed", max_attempts=1), *place(),
     ],
-    "a key that was free again": [
-        *submit(key="k"), *change("cancel"),
-        *row(status="cancelled", key="k", ended_at=2 * SECOND + 500, attempt_count=0),
-        *call("conflict", n="2", at=3 * SECOND, asked=OTHER, told={
-            "id": BEN, "status": "scheduled", "send_at_ms": DUE_MS, "digest": "digest other",
-        }),
-        *send(BEN, digest="digest other"), *attempt(id_=BEN),
-        *row(BEN, tag=f"tag {ANN}", key="k", digest="digest other"),
-        *place(BEN),
-    ],
     "a key of what was deleted": [
         *SENT[:-2], *row(key="k", deleted_at=50 * SECOND), *submit(key="k"),
         *submit(BEN, n="2", at=60 * SECOND, key="k"), *send(BEN, at=70 * SECOND),
