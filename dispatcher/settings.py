@@ -82,6 +82,7 @@ _REDIS_OPTION = re.compile(
 )
 _LONGEST_SOCKET_PATH = 100  # sun_path holds 108 bytes on Linux, 104 on macOS
 _ALIKE = 0.85
+_NAMES_OF_A_TABLE = 2  # channels.sms
 _NO_SUCH = "there is no such setting"
 _LENGTH = "seconds, or a number and a unit, such as '30 days'"
 _SENTENCES = {
@@ -549,14 +550,16 @@ def refusal(error: ValidationError, fields: Collection[str] = ()) -> InvalidSett
     """Return the error of the setting or the option that explains most."""
     first = first_of(error)
     path = [str(part) for part in first["loc"]]
-    field = ".".join(path) or "settings"
-    cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, InvalidValue):
-        return InvalidSettings(field if path else cause.field, cause.problem, cause.accepted)
-    if first["type"] != "extra_forbidden":
-        return InvalidSettings(field, *sentence_of(first))
     tables = {"channels": ChannelSettings.model_fields, "scopes": ScopeKind.model_fields}
     known = tables.get(path[0], ()) if len(path) > 1 else fields
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, InvalidValue):
+        if not path or (len(path) == _NAMES_OF_A_TABLE and cause.field in known):
+            path.append(cause.field)
+        return InvalidSettings(".".join(path), cause.problem, cause.accepted)
+    field = ".".join(path) or "settings"
+    if first["type"] != "extra_forbidden":
+        return InvalidSettings(field, *sentence_of(first))
     return InvalidSettings(field, _NO_SUCH, like(path[-1], known))
 
 

@@ -137,7 +137,7 @@ def reported_by(status: dict[str, Any] | None) -> dict[str, Any]:
         ("quotas.1", {"quotas": ["1/minute", "0/hour"]}),
         ("channels", {"channels": {"SMS": {"transport": "file"}}}),
         ("channels.sms.max_attempts", {"channels": channel(max_attempts=0)}),
-        ("channels.sms.limits.0", {"channels": channel(limits=["0/second"])}),
+        ("channels.sms.quiet_hours", {"channels": channel(quiet_hours="00:00-24:00")}),
         ("channels.sms.limits.0", {"channels": channel(limits=["5/day in local"])}),
         ("channels.sms.limits.1", {"channels": channel(limits=["5/second", "5/month"])}),
         ("channels.sms.on_unknown", {"channels": channel(on_unknown="drop")}),
