@@ -82,6 +82,7 @@ _REDIS_OPTION = re.compile(
 )
 _LONGEST_SOCKET_PATH = 100  # sun_path holds 108 bytes on Linux, 104 on macOS
 _ALIKE = 0.85
+_RATHER_ALIKE = 0.7
 _NAMES_OF_A_TABLE = 2  # channels.sms
 _NO_SUCH = "there is no such setting"
 _LENGTH = "seconds, or a number and a unit, such as '30 days'"
@@ -582,7 +583,7 @@ def like(name: str, names: Collection[str]) -> str:
     A name with a further word comes first: "send_in" is rather "send_in_seconds" than "send_at".
     """
     longer = [known for known in names if known.startswith(f"{name}_")]
-    near = longer or get_close_matches(name, names, 1)
+    near = longer or get_close_matches(name, names, 1, _RATHER_ALIKE)
     every = f"one of {', '.join(names)}" if names else "none"
     return near[0] if near else every
 

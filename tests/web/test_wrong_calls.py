@@ -23,6 +23,11 @@ from tests.web.test_messages import AT, NDJSON, new
 pytestmark = ON_SQLITE
 
 JSON = {"Content-Type": "application/json"}
+ONE_OF = (
+    "one of channel, recipient, body, template, data, send_at, send_in_seconds, zone, fold, "
+    "on_conflict, latest, expires_at, expire_after_seconds, scope, scopes, quiet_hours, "
+    "send_window, on_unknown, status_url, campaign, quotas"
+)
 NAMES = {"kind": "recipient", "scope": "ada", "recipient": "ada", "name": "ada"}
 
 
@@ -103,6 +108,7 @@ ACCEPTED: list[tuple[str, Any, str, str, str]] = [
     ("messages", new(body=5), "body", "is no object", "an object"),
     ("messages", {"channel": "memory"}, "recipient", "is missing", "a value: it has no default"),
     ("messages", new(channelx="memory"), "channelx", "there is no such field", "channel"),
+    ("messages", new(tenant="acme"), "tenant", "there is no such field", ONE_OF),
     ("plans", {"messages": [new(), new(send_in=1)]}, "messages.1.send_in", "there is no such field",
      "send_in_seconds"),
     ("messages", new(fold=False), "fold", "is not an accepted value", "0 or 1"),
