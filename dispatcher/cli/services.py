@@ -101,6 +101,7 @@ def up() -> None:
     elsewhere = [name for name, address in own.items() if getattr(settings, name) != address]
     with until_stopped() as stopped, environment(folder, **values, tell=say_error) as running:
         output.out.print(f"up in {running.data_dir} – Ctrl-C ends it")
+        names = [name for name, named in running.channels.items() if named.transport == "console"]
         if elsewhere:
             say_warning(
                 f"the settings name servers of their own ({', '.join(elsewhere)}): what a second "
@@ -108,14 +109,14 @@ def up() -> None:
                 "run `dispatcher worker` and `dispatcher beat` instead"
             )
         else:
-            name, channel = next(iter(running.channels.items()))
+            name = next(iter(names or running.channels))
+            channel = running.channels[name]
             recipient = "+4915112345678" if channel.recipients == "phone" else "ada@example.org"
             output.out.print(
                 f"try, from a second shell here: dispatcher submit --channel {name} "
                 f'--recipient {recipient} --text hello --send-in "5 seconds"',
                 soft_wrap=True,
             )
-        names = [name for name, named in running.channels.items() if named.transport == "console"]
         log = running.data_dir / "logs" / "worker.log"
         if names:
             output.out.print(f"what goes to {', '.join(names)} is shown here, and kept in {log}")

@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -124,16 +125,16 @@ def test_up_shows_what_goes_to_the_console_and_has_a_page_that_takes_the_key_it_
 ) -> None:
     shell = Shell(folder, "page")
     shell.prepare()
+    (shell.cwd / "dispatcher.toml").write_text('[channels.email]\ntransport = "file"')
     with up(shell, send=to_another_thread):
-        shell.ask(
-            "submit", "--channel=console", "--recipient=ada", "--text=hi", "--send-in=1 second"
-        )
         said = shell.said
-        wait_until(lambda: '[console] to ada: {"text":"hi"}' in said.read_text().splitlines())
-        line = r"page: (http://\S+) – sign in with (\S+)"
-        match = wait_until(lambda: re.search(line, said.read_text()))
+        lines = r"shell here: dispatcher (.+)\n.+\npage: (http://\S+) – sign in with (\S+)"
+        match = wait_until(lambda: re.search(lines, said.read_text()))
         assert match is not None
-        address, key = match[1], match[2]
+        command, address, key = match.groups()
+        shell.ask(*shlex.split(command))
+        shown = '[console] to ada@example.org: {"text":"hello"}'
+        wait_until(lambda: shown in said.read_text().splitlines())
         with httpx2.Client(base_url=address, headers={"Sec-Fetch-Site": "same-origin"}) as client:
             assert client.get("/messages").status_code == 303
             assert client.post("/sign-in", data={"key": key}).status_code == 303
