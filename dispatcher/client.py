@@ -693,7 +693,7 @@ class Dispatcher:
         nothing. Raises InvalidValue, UnknownChannel and StoreUnavailable.
         """
         self._app.pause_list.pause(kind, name)
-        return tuple(self._app.pauses.in_force())
+        return self.pauses()
 
     def resume(self, kind: str, name: str) -> tuple[Pause, ...]:
         """End a :meth:`pause`: of a recipient in any spelling. Return the pauses that remain.
@@ -702,6 +702,10 @@ class Dispatcher:
         treated as ``catch_up`` of their channel says. Raises as :meth:`pause` does.
         """
         self._app.pause_list.resume(kind, name)
+        return self.pauses()
+
+    def pauses(self) -> tuple[Pause, ...]:
+        """Return the pauses in force, in the order of their kinds and names."""
         return tuple(self._app.pauses.in_force())
 
     def verify_windows(self) -> Verified:
@@ -942,6 +946,7 @@ class Dispatcher:
     asuppressed = streamed(suppressed)
     apause = awaited(pause)
     aresume = awaited(resume)
+    apauses = awaited(pauses)
     averify_windows = awaited(verify_windows)
     arebuild_windows = awaited(rebuild_windows)
     aget = awaited(get)

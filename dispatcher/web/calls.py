@@ -329,7 +329,7 @@ def erase(context: CallContext) -> Response:
 
 def pauses(context: CallContext) -> Response:
     """Return the pauses: what is not sent until it is resumed."""
-    return _answer_pauses(context, context.service.parts.pauses.in_force())
+    return _answer_pauses(context, context.dispatcher.pauses())
 
 
 def pause(context: CallContext, kind: str, name: str) -> Response:

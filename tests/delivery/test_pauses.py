@@ -55,7 +55,7 @@ def test_a_paused_message_is_neither_claimed_nor_enqueued_until_it_is_resumed(
     assert pausing.again(kept).status is Status.SCHEDULED
     assert pausing.again(free).status is Status.SENT
     assert pausing.dispatcher.story(kept.id).pauses == (pause,)
-    assert pausing.dispatcher.status().pauses == (pause,)
+    assert pausing.dispatcher.status().pauses == pausing.dispatcher.pauses() == (pause,)
     taken = pausing.submit("ada", **all_of_it)
     assert pausing.deliver(taken) == 0
 

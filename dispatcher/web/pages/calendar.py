@@ -185,7 +185,7 @@ def calendar(visit: Visit) -> Response:
         "refused": refused[:_MOST_REFUSALS], "closed": closed,
         "noted": () if at is None else _noted(refused, at),
         "opt_outs": () if closed else [name for name in opt_outs if name != query.channel],
-        "pauses": [pause for pause in visit.parts.pauses.in_force() if query.has(pause)],
+        "pauses": [pause for pause in visit.dispatcher.pauses() if query.has(pause)],
         "entries": entries, "left_out": left_out, "before": before, "after": after,
         "sizes": _SIZES,
     }  # fmt: skip

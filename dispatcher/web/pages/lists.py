@@ -150,7 +150,7 @@ def _note_recipient(visit: Visit, verb: str, recipient: str, channel: str | None
 
 
 def pauses(visit: Visit) -> Response:
-    in_force = visit.parts.pauses.in_force()
+    in_force = visit.dispatcher.pauses()
     kinds = (PAUSED_CHANNEL, PAUSED_RECIPIENT, PAUSED_CAMPAIGN, *visit.site.settings.scopes)
     return visit.show("pauses.html", pauses=in_force[:_MOST_ROWS], count=len(in_force), kinds=kinds,
                       longest=_LONGEST_REASON)  # fmt: skip
