@@ -16,6 +16,7 @@ from fastapi.testclient import TestClient
 
 from dispatcher import InvalidValue, StoreUnavailable
 from dispatcher.message import Message
+from dispatcher.times.clock import SystemClock
 from dispatcher.web import Caller, Right, api
 from dispatcher.web import calls as api_calls
 from dispatcher.web import keys as web_keys
@@ -267,6 +268,17 @@ def test_two_keys_of_a_name_are_valid_while_one_replaces_the_other(house: House)
     assert all(key.last_used_at for key in keys.named("shop"))
     with pytest.raises(InvalidValue, match="no key"):
         keys.revoke("nobody")
+
+
+def test_a_rotation_lengthens_no_key(house: House) -> None:
+    """Its overlap may be longer than what is left of the key; the next one lasts as long."""
+    keys, ends_at = ApiKeys(house.parts.database), SystemClock().now() + timedelta(hours=1)
+    before, _ = keys.add("shop", expires_at=ends_at)
+    after, _ = keys.rotate("shop", overlap=timedelta(days=1))
+    [stored] = [key for key in keys.named("shop") if key.id == before.id]
+    assert stored.expires_at == before.expires_at
+    assert after.expires_at is not None
+    assert after.expires_at - after.created_at < timedelta(hours=2)
 
 
 def test_a_key_has_its_own_limit_and_is_told_of_it(house: House, calls: Calls) -> None:
