@@ -74,7 +74,7 @@ def test_the_readme_does_what_it_says() -> None:
     names = run(page("README.md"))
     with names["dispatcher"] as dispatcher:
         assert names["told"].lines == 3
-        assert dispatcher.get(names["shifted"].id).status is Status.SCHEDULED
+        assert dispatcher.get(names["shifted"].id).status is Status.CANCELLED
         assert dispatcher.count() == 2, "what was refused left nothing"
 
 
