@@ -296,8 +296,8 @@ class Dispatcher:
     ) -> Message:
         """Accept a message for a future time, if it fits every quota. Return it.
 
-        Once this returns, the message ends as sent, failed, expired or cancelled, whatever
-        process dies, or is held. When it raises, nothing is reserved or stored (except
+        Once this returns, the message ends as sent, failed, expired or cancelled, or is held,
+        whatever process dies. When it raises, nothing is reserved or stored (except
         OutcomeUnknown).
 
         With ``session``, a SQLAlchemy Session or Connection on the dispatcher's database, the
@@ -319,7 +319,8 @@ class Dispatcher:
                 or naive datetime) with ``zone``. It is this or ``send_in``.
             send_in: How long from now.
             zone: The recipient's zone. Local times are read in it, quotas ``in local`` count by its
-                calendar, and quiet hours apply in it. Default: the setting ``zone``.
+                calendar, and quiet hours apply in it. Default: the setting ``zone``, except for
+                local times.
             fold: 0 or 1: which one of a local time that clocks repeat.
             scope: The scope that the message counts against. Default: the recipient.
             idempotency_key: A repeated call with it returns the message of the first one, unless

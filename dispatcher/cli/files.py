@@ -78,9 +78,10 @@ def import_(
     """Submit the messages of a file; report the refused rows and the reasons.
 
     The columns are channel, recipient, text or body, send_at or send_in, and any other
-    parameter of a submit. Refused rows do not stop the others; those of in.csv are written to
-    in.rejected.jsonl, to be corrected and imported again. After an interruption run it again:
-    rows with an idempotency_key are accepted once.
+    parameter of a submit; body, data and scopes are JSON: {"tenant": "acme"}. Refused rows do
+    not stop the others; those of in.csv are written to in.rejected.jsonl, to be corrected and
+    imported again. After an interruption run it again: rows with an idempotency_key are
+    accepted once.
 
     Exit codes: 0 all accepted, 2 bad rows, 3 rows refused by quotas or quiet hours, 6 a server
     is unavailable, 130 interrupted.
