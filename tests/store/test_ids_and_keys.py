@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from typing import Any
@@ -15,7 +15,7 @@ from dispatcher import Message
 from dispatcher.errors import StoreUnavailable, Suppressed
 from dispatcher.store.database import Database
 from dispatcher.store.engines.base import InsertFailed
-from dispatcher.store.lists import Suppressions
+from dispatcher.store.lists import PersonalData, Suppressions
 from dispatcher.store.maintenance import StoreMaintenance
 from dispatcher.store.messages import GivenUp, Messages
 from dispatcher.store.outbox import JoinedMessages, JoinedTransaction
@@ -166,6 +166,24 @@ def test_an_id_given_up_is_stored_by_no_statement(database: Database) -> None:
         assert not joined.add(rows.addition(message))
         connection.rollback()
     assert rows.listed(database) == []
+
+
+def prune(database: Database, _message: Message) -> int:
+    return StoreMaintenance(database).prune(older_than=30 * DAY, limit=9)
+
+
+def erase(database: Database, message: Message) -> int:
+    return PersonalData(database).blank(message.recipient, limit=9)
+
+
+@pytest.mark.parametrize("leave", [prune, erase])
+def test_a_message_that_goes_leaves_a_key_to_the_one_that_took_it_over(
+    database: Database, leave: Callable[[Database, Message], int]
+) -> None:
+    kept, gone = rows.add(database, idempotency_key="key"), rows.ended(database, 40 * DAY)
+    rows.change(database, gone.id, idempotency_key="key")
+    assert leave(database, gone) == 1
+    assert Messages(database).with_keys(["key"])["key"][0].id == kept.id
 
 
 def test_giving_up_again_changes_nothing(database: Database) -> None:
