@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Executable, Text, cast, insert, literal, literal_column, select, text, update
 from sqlalchemy.dialects.postgresql import REGCLASS
+from sqlalchemy.orm import Session
 
 from dispatcher import Message, Status
 from dispatcher.faults import InjectedFault
@@ -24,6 +25,7 @@ from dispatcher.store.engines.base import Days
 from dispatcher.store.maintenance import StoreMaintenance
 from dispatcher.store.messages import Messages, StoppedMessages
 from dispatcher.store.migrate import migrate
+from dispatcher.store.outbox import JoinedMessages
 from dispatcher.store.schema import Addition, to_values
 from dispatcher.store.survey import StoreSurvey
 from tests.store.plans import waiting
@@ -232,6 +234,15 @@ def test_a_day_that_is_read_is_dropped_later_and_nothing_waits_for_it(
         assert maintenance.keep_days(older_than=RETENTION) == []
         rows.add(database)
     assert maintenance.keep_days(older_than=RETENTION) == [day]
+
+
+def test_a_callers_transaction_that_asks_for_a_new_key_keeps_no_day(
+    database: Database, day: date
+) -> None:
+    with Session(database.engine.execution_options(isolation_level="READ COMMITTED")) as session:
+        joined = JoinedMessages(database).join(session, lambda *_: None)
+        assert joined.with_keys(["new"]) == {}
+        assert StoreMaintenance(database).keep_days(older_than=RETENTION) == [day]
 
 
 def test_messages_are_deleted_one_by_one_where_their_day_stays_for_another(
