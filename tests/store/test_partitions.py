@@ -25,7 +25,7 @@ from dispatcher.store.engines.base import Days
 from dispatcher.store.maintenance import StoreMaintenance
 from dispatcher.store.messages import Messages, StoppedMessages
 from dispatcher.store.migrate import migrate
-from dispatcher.store.outbox import JoinedMessages
+from dispatcher.store.outbox import JoinedMessages, JoinedTransaction
 from dispatcher.store.schema import Addition, to_values
 from dispatcher.store.survey import StoreSurvey
 from tests.store.plans import waiting
@@ -240,7 +240,7 @@ def test_a_callers_transaction_that_asks_for_a_new_key_keeps_no_day(
     database: Database, day: date
 ) -> None:
     with Session(database.engine.execution_options(isolation_level="READ COMMITTED")) as session:
-        joined = JoinedMessages(database).join(session, lambda *_: None)
+        joined: JoinedTransaction[None] = JoinedMessages(database).join(session, lambda *_: None)
         assert joined.with_keys(["new"]) == {}
         assert StoreMaintenance(database).keep_days(older_than=RETENTION) == [day]
 
