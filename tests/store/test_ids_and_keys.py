@@ -67,6 +67,8 @@ def test_a_message_that_is_not_stored_takes_no_key(database: Database, way: None
     VoidIds(database).give_up([given_up.id])
     with pytest.raises(GivenUp):
         add(database, given_up)
+    with pytest.raises(GivenUp):  # also where an earlier INSERT was not answered
+        Messages(database).add(rows.addition(given_up), perhaps_stored=True)
     unwanted = rows.a_message(idempotency_key="second")
     Suppressions(database).add(unwanted.recipient, None)
     with pytest.raises(Suppressed):
