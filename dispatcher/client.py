@@ -318,9 +318,8 @@ class Dispatcher:
             send_at: An aware datetime, an ISO 8601 string with an offset, or a local time (string
                 or naive datetime) with ``zone``. It is this or ``send_in``.
             send_in: How long from now.
-            zone: The recipient's zone. Local times are read in it, quotas ``in local`` count by its
-                calendar, and quiet hours apply in it. Default: the setting ``zone``, except for
-                local times.
+            zone: The recipient's zone, for local times, quotas ``in local`` and quiet hours.
+                Default, but for local times: the setting ``zone``.
             fold: 0 or 1: which one of a local time that clocks repeat.
             scope: The scope that the message counts against. Default: the recipient.
             idempotency_key: A repeated call with it returns the message of the first one, unless
