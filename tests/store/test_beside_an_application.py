@@ -174,5 +174,8 @@ def test_a_session_that_looks_elsewhere_does_not_move_our_tables(
         if house.tables.schema:
             session.connection().exec_driver_sql("SET LOCAL search_path TO elsewhere")
         message = remind(house, session, idempotency_key="key")
+        savepoint = session.begin_nested()
+        remind(house, session, "ben")
+        savepoint.rollback()
         assert remind(house, session, idempotency_key="key") == message
     assert house.again(message) == message
