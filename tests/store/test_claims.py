@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 import pytest
 from sqlalchemy import func, select, text
 
+from dispatcher.errors import TooLate
 from dispatcher.message import Outcome, Status
 from dispatcher.store.claims import Claim, Failure, Success
 from dispatcher.store.database import Database
 from dispatcher.store.engines.postgresql import now_read_late
 from dispatcher.store.maintenance import StoreMaintenance
-from dispatcher.store.messages import StoppedMessages
+from dispatcher.store.messages import NewSlot, StoppedMessages
 from dispatcher.store.schema import VOID
 from tests.store.plans import asked_of, waiting
 from tests.support import rows
@@ -189,6 +192,35 @@ def test_a_late_success_does_not_undo_the_end(database: Database, end: Status) -
     assert outcomes(database, claim.message.id) == ["sent"]
 
 
+def test_a_claimed_message_is_neither_changed_nor_moved(database: Database) -> None:
+    """Its token is that of before the claim: only its status tells that it is sent as it was."""
+    store, message = messages_in(database), rows.add_due(database)
+    before = store.movable(message.id)
+    claims_in(database).claim([message.id])
+    body, later = {"text": "another"}, rows.now() + MINUTE
+    assert store.update(message.id, body=body).body == message.body
+    with pytest.raises(TooLate):
+        store.update_if_unchanged(before, body=body)
+    slot = NewSlot(before, later, later, later, None, None, None, None, "tail")
+    assert store.move_if_unchanged(slot, within=MINUTE).tail == ""
+    assert store.move([slot], within=MINUTE)[message.id].message.send_at == message.send_at
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_cancel_that_waits_for_a_claim_leaves_it(database: Database) -> None:
+    message = rows.add_due(database)
+    cancel = partial(messages_in(database).cancel, [message.id])
+    engine = database.engine.execution_options(isolation_level="READ COMMITTED")
+    with ThreadPoolExecutor(1) as thread:
+        with engine.begin() as worker:
+            worker.execute(TAKE, {"id": message.id})
+            coming = thread.submit(cancel)
+            wait_until(lambda: waiting(database) or coming.done())
+        result = coming.result()
+    assert result.newly_cancelled == set()
+    assert result.rows[message.id].message.status is Status.SENDING
+
+
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_the_present_of_a_claim_is_never_later_than_the_clock(database: Database) -> None:
     """By as much as it were later, a message would leave before its time."""
@@ -228,6 +260,11 @@ END_ATTEMPT = text(
     "UPDATE dispatcher_attempts SET finished_at = now(), outcome = 'unknown' WHERE message_id = :id"
 )
 """What a rescue does, without its commit."""
+TAKE = text(
+    "UPDATE dispatcher_messages SET status = 'sending', claim_expires_at = now(), claimed_by = id, "
+    "claim_token = 1, attempt_count = 1 WHERE id = :id"
+)
+"""What a claim does, without its attempt."""
 
 
 def test_a_put_back_message_is_noted_as_enqueued_where_the_sweep_is_to_wait(
