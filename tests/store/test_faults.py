@@ -157,6 +157,16 @@ def test_a_record_whose_reply_is_lost_counts_once(
     assert len(Messages(direct).attempts(claim.message.id)) == (0 if outcome == "snoozed" else 1)
 
 
+def test_a_batch_whose_commit_is_not_answered_is_perhaps_stored(
+    through: Database, direct: Database, far: FarDatabase
+) -> None:
+    """Stored again it would be refused, and its reservations released."""
+    far.proxy.drop_reply(b"COMMIT")
+    batch = [rows.addition(rows.a_message()) for _ in range(2)]
+    assert Messages(through).add_together(batch) is None
+    assert (far.proxy.dropped, rows.count(direct)) == (1, 2)
+
+
 def test_a_cancel_whose_reply_was_lost_says_what_is_true(
     through: Database, direct: Database, far: FarDatabase
 ) -> None:
