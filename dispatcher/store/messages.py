@@ -150,6 +150,7 @@ class Messages:
             sa.bindparam("until", type_=Instant()) >= database_now()
         ).values(enqueued_at=sa.case((is_enqueued, database_now()), else_=row.enqueued_at))
         self._movables = tables.movable.where(has_id)
+        self._movable = tables.movable.where(row.id == sa.bindparam("of"))
         columns = (row.id, row.move_token, tables.is_scheduled.label("is_scheduled"))
         locked = sa.select(*columns).where(has_id, tables.is_live)
         self._lock_live = locked.order_by(row.id).with_for_update()
@@ -274,8 +275,21 @@ class Messages:
         return row
 
     def movables(self, message_ids: Sequence[UUID]) -> dict[UUID, Movable]:
-        rows = self._database.read_of(self._movables, message_ids)
+        rows: Sequence[sa.Row[Any]]
+        if len(message_ids) == 1:
+            rows = self._database.read(*self._reading(message_ids))
+        else:
+            rows = self._database.read_of(self._movables, message_ids)
         return {row.id: to_movable(row) for row in rows}
+
+    def _reading(self, message_ids: Sequence[UUID]) -> tuple[sa.Select[Any], dict[str, Any]]:
+        """Return the query of these messages, and its parameters.
+
+        PostgreSQL plans a query by an array each time, over the partitions of all days.
+        """
+        if len(message_ids) == 1:
+            return self._movable, {"of": message_ids[0]}
+        return self._movables, {"values": message_ids}
 
     def cancel(
         self,
@@ -295,7 +309,7 @@ class Messages:
             }
             if cancelled:
                 connection.execute(self._cancel, {"values": [*cancelled], "because": because})
-            rows = connection.execute(self._movables, ids)
+            rows = connection.execute(*self._reading(message_ids))
             return CancelResult({row.id: to_movable(row) for row in rows}, cancelled)
 
         return self._database.transact(work)
@@ -304,8 +318,8 @@ class Messages:
         """Move each unless it has changed, or was read ``within`` ago: it is booked no longer."""
         by_id = sorted(moves, key=lambda move: move.before.message.id)
         rows = [move.values(within) for move in by_id]
-        ids = {"values": [row["of"] for row in rows]}
-        stored = self._database.change_each(self._move, rows, self._movables, ids)
+        reading = self._reading([row["of"] for row in rows])
+        stored = self._database.change_each(self._move, rows, *reading)
         return {row.id: to_movable(row) for row in stored}
 
     def update(self, message_id: UUID, *, body: Body) -> Message:
@@ -335,7 +349,7 @@ class Messages:
             nonlocal runs
             runs += 1
             connection.execute(change, values)
-            return connection.execute(self._movables, {"values": [values["of"]]}).one_or_none()
+            return connection.execute(self._movable, {"of": values["of"]}).one_or_none()
 
         row = self._database.transact(work)
         if row is None:
@@ -573,7 +587,7 @@ def changed(
 ) -> Message:
     def work(connection: sa.Connection) -> sa.Row[Any] | None:
         connection.execute(change, values)  # perhaps again: its row count means nothing
-        return connection.execute(database.tables.of_ids, {"values": [message_id]}).one_or_none()
+        return connection.execute(database.tables.of_id, {"of": message_id}).one_or_none()
 
     row = database.run(work)
     if row is None:

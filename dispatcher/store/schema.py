@@ -224,9 +224,9 @@ class Tables:
         guard = (messages.c.move_token, messages.c.tail, database_now().label("read_at"))
         self.movable = self.stored.add_columns(*guard)
         """The query whose rows ``to_movable`` reads."""
-        self.of_ids = self.stored.where(self.has_id("values"))
-        """The messages of the ids ``values``. The next three queries take ``values``, too."""
-        self.present = self.of_ids.with_only_columns(messages.c.id)
+        self.of_id = self.stored.where(messages.c.id == sa.bindparam("of"))
+        self.present = self.stored.with_only_columns(messages.c.id).where(self.has_id("values"))
+        """The ids of ``values`` that messages have. The next two queries take ``values``, too."""
         has_key = one_of(self.keys.c.idempotency_key, "values")
         self.taken_keys = sa.select(self.keys.c.message_id).where(has_key)
         self.keyed = (
