@@ -69,7 +69,7 @@ demo: $(PLAYABLE) ## Play a short scenario on real servers
 # hundreds of processes; without bytecode files each would compile the package again.
 TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile
 
-test: $(READY) ## Run the tests of every promise, on servers they start: 3 to 5 minutes
+test: $(READY) ## Run the tests of every promise, on servers they start: 2 to 4 minutes
 	$(TESTS)
 
 test-all: $(READY) ## Run all tests, each on every database: 10 to 20 minutes
