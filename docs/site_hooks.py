@@ -111,6 +111,8 @@ def _outside(page: str, link: str) -> str | None:
 
 
 def _page_of(path: str) -> str:
+    if path == "README.md":
+        return "index.md"
     return f"files/{path.removesuffix('.md')}.md"
 
 
