@@ -119,7 +119,8 @@ def up() -> None:
             )
         log = running.data_dir / "logs" / "worker.log"
         if names:
-            output.out.print(f"what goes to {', '.join(names)} is shown here, and kept in {log}")
+            said = f"what goes to {', '.join(names)} is shown here, and kept in {log}"
+            output.out.print(said, soft_wrap=True)
         with page_beside(running, signs_in=True) as sentence:
             if sentence is not None:
                 output.out.print(sentence, soft_wrap=True)
