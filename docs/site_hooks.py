@@ -86,7 +86,7 @@ def on_post_page(output: str, **_: Any) -> str:
 
 def _limiters() -> str:
     """Return the page of what ``dispatcher.limiters`` exports; its errors have a page already."""
-    names = [each for each in limiters.__all__ if not hasattr(errors, each)]
+    names = [name for name in limiters.__all__ if not hasattr(errors, name)]
     entries = [f"::: dispatcher.limiters.{name}" for name in names]
     # Its methods are made of coroutines, and are none.
     entries[names.index("Limiter")] += "\n    options: { show_labels: false }"
@@ -101,7 +101,7 @@ def _first_page() -> str:
 
 
 def _section(nav: list[Any], name: str) -> list[Any]:
-    return next(each[name] for each in nav if isinstance(each, dict) and name in each)
+    return next(entry[name] for entry in nav if isinstance(entry, dict) and name in entry)
 
 
 def _outside(page: str, link: str) -> str | None:

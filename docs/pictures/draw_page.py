@@ -39,8 +39,8 @@ def main() -> None:
         shop.Shop(dispatcher).open()
         wait_until(lambda: dispatcher.count(status=Status.SENT) > _SENT, 200, every=1)
         waiting = list(dispatcher.select(status=Status.SCHEDULED, channel="email"))
-        [(busiest, _)] = Counter(each.recipient for each in waiting).most_common(1)
-        refused = next(_refused(each) for each in waiting if each.recipient == busiest)
+        [(busiest, _)] = Counter(message.recipient for message in waiting).most_common(1)
+        refused = next(_refused(message) for message in waiting if message.recipient == busiest)
         _take(address, "light", {"calendar": f"calendar?{refused}", "load": "load?channel=email"})
         _take(address, "dark", {"overview": ""})
 
