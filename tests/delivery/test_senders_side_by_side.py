@@ -108,7 +108,7 @@ def test_nothing_waits_for_a_busy_sender_when_too_little_is_left_of_its_claim(
 
 
 class Written(SystemClock):
-    """The machine's clock; what somebody slept is written down."""
+    """The machine's clock, which notes every sleep."""
 
     def __init__(self) -> None:
         self.sleeps: list[float] = []
