@@ -52,10 +52,11 @@ _BEFORE: Mapping[str, tuple[str, ...]] = {
     "connection": ("421 4.3.2 busy", CLOSE, HANG),
     "EHLO": ("451 4.3.0 not now", CLOSE),
     "MAIL": ("451 4.3.0 not now", CLOSE),
-    "RCPT": ("452 4.5.3 too many", CLOSE, HANG),
+    "RCPT": ("452 4.5.3 too many recipients", CLOSE, HANG),
     "DATA": ("451 4.3.0 not now", "421 4.3.2 good-bye", CLOSE),
 }
-"""Ways to fail before there is a message."""
+"""Ways to fail before there is a message. None says that the account is throttled: that closes the
+channel for a minute, and a few of them outlast the drain."""
 _SHARE_BEFORE = 0.008
 _MAIL = email.policy.default
 
