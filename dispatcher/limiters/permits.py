@@ -41,6 +41,7 @@ _MOST_AT_ONCE = 500
 """One script restores at most so many permits; it then runs for a few milliseconds."""
 _PERIODS = 5  # the one before, the present one, and those in which turns are looked for
 _ROOM_NOTED_MS = 3_600_000
+CLOSED_BY_PROVIDER = "closed by its provider"
 CLOSED = "Redis permit logs are being rebuilt from SQL (needs a running worker and beat)"
 
 
@@ -59,12 +60,18 @@ LogLimit = Limit | CalendarLimit | InHand
 
 
 class Permit(NamedTuple):
-    """One leave to send: for one attempt of one message."""
+    """One leave to send: for one attempt of one message.
+
+    Where a limit is short, a larger ``priority`` goes first, and within one the values of ``share``
+    get fair shares.
+    """
 
     message_id: UUID
     token: int
     scope: str
     channel: str
+    priority: int = 0
+    share: str = ""
 
     @property
     def member(self) -> bytes:
@@ -73,10 +80,11 @@ class Permit(NamedTuple):
 
 
 class PermitAnswer(NamedTuple):
-    """``retry_after`` is 0 when allowed."""
+    """``retry_after`` is 0 when allowed; else ``limit`` names what makes it wait."""
 
     allowed: bool
     retry_after: timedelta
+    limit: str = ""
 
 
 class _Leg(NamedTuple):
@@ -113,6 +121,10 @@ class _LogKind:
         self._lengths = [word for limit in rolling for word in (limit.count, limit.length_ms)]
         self._most = min((limit.count for limit in limits if isinstance(limit, InHand)), default=0)
         self._last = (reach, int(gives_turns))
+        subject = "scope" if reach == _SCOPES else reach
+        hands = [limit for limit in limits if isinstance(limit, InHand)]
+        self.names = [f"{subject}: {limit}" for limit in [*rolling, *self._calendars, *hands]]
+        """Of its limits, in the order in which ``take_permits.lua`` counts them."""
 
     def words(self, at_ms: int) -> list[object]:
         """Return what ``take_permits.lua`` reads of it, at about that time (ms since 1970)."""
@@ -221,8 +233,10 @@ class Permits:
                     self._ahead_ms[keys] = reply[1] - local_ms
                     continue
                 numbers = shards.pop(keys)
-                for n, wait in zip(numbers, reply[::2], strict=True):
-                    answers[n] = PermitAnswer(wait == 0, wait * MILLISECOND)
+                kinds = [*_logs_of([*numbers.values()]).values()]
+                for n, wait, log, limit in zip(numbers, *[iter(reply)] * 3, strict=True):
+                    name = kinds[log - 1].names[limit - 1] if log else CLOSED_BY_PROVIDER
+                    answers[n] = PermitAnswer(wait == 0, wait * MILLISECOND, name if wait else "")
         if shards:
             raise LimitersUnavailable("the clock of Redis or of this machine keeps jumping")
         return answers
@@ -451,9 +465,7 @@ def _take_words(legs: Sequence[_Leg], within: timedelta, at_ms: int) -> tuple[li
 
     ``at_ms`` is about the time of its server.
     """
-    logs: dict[str, _LogKind] = {}
-    for leg in legs:
-        logs |= leg.logs
+    logs = _logs_of(legs)
     numbers = dict(zip(logs, count(1)))
     kinds = dict(zip(dict.fromkeys(logs.values()), count(1)))
     closings = dict.fromkeys(leg.closing for leg in legs if leg.closing)
@@ -462,6 +474,10 @@ def _take_words(legs: Sequence[_Leg], within: timedelta, at_ms: int) -> tuple[li
     asked = [[places.get(leg.closing, 0), *(numbers[log] for log in leg.logs)] for leg in legs]
     names = [legs[0].keys.epoch, *logs, *map(line_of, logs), *closings]
     return names, [within // MILLISECOND, json.dumps(described), json.dumps(asked)]
+
+
+def _logs_of(legs: Sequence[_Leg]) -> dict[str, _LogKind]:
+    return {log: kind for leg in legs for log, kind in leg.logs.items()}
 
 
 def _channel(name: str) -> str:

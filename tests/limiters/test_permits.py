@@ -19,7 +19,15 @@ from redis.retry import Retry
 
 from dispatcher import LimitersUnavailable
 from dispatcher.limiters import permits
-from dispatcher.limiters.permits import Fills, InHand, LogLimit, Permit, PermitAnswer, Permits
+from dispatcher.limiters.permits import (
+    CLOSED_BY_PROVIDER,
+    Fills,
+    InHand,
+    LogLimit,
+    Permit,
+    PermitAnswer,
+    Permits,
+)
 from dispatcher.quota import Limit, parse_limit
 from dispatcher.redis import scripts
 from dispatcher.redis.client import repeated
@@ -430,6 +438,34 @@ def test_a_closed_channel_refuses_whoever_has_room_in_its_scope(
     assert made.logs() == []
     made.client.advance(MINUTE + MS)
     assert made.acquire(wanted(ALONE, channel), wanted(NO_SCOPE, channel)) == [True, True]
+
+
+@pytest.mark.parametrize("shards", [1, SHARDS])
+@pytest.mark.parametrize(
+    ("of_scopes", "of_sms", "name"),
+    [
+        ("9/day, 1/minute", "2/hour", "scope: 1/minute"),
+        ("9/day, 5/minute", "4/day in UTC, 1/hour", f"channel {SMS}: 1/hour"),
+        ("9/day", "9/hour, 1/day in UTC", f"channel {SMS}: 1/day in UTC"),
+        ("9/day, 1/day in UTC", "9/hour, 2/day in UTC", "scope: 1/day in UTC"),
+        ("9/day", "9/hour", f"channel {SMS}: concurrency 1"),
+    ],
+)
+def test_a_refusal_names_the_limit_that_makes_it_wait_longest(
+    world: Callable[..., World], shards: int, of_scopes: str, of_sms: str, name: str
+) -> None:
+    scope_limits = [parse_limit(text) for text in of_scopes.split(", ")]
+    limits: list[LogLimit] = [parse_limit(text) for text in of_sms.split(", ")]
+    made = world(*scope_limits, shards=shards, **{SMS: [InHand(1), *limits]})
+    first, *others = [wanted(ALONE) for _ in range(4)]
+    assert [answer.limit for answer in made.permits.acquire([first], within=HOLD)] == [""]
+    answers = made.permits.acquire(others, within=HOLD)
+    assert {answer.limit for answer in answers} == {name}
+    again = made.permits.acquire(others, within=HOLD)
+    assert {answer.limit for answer in again} == {name}, "also in the line"
+    made.permits.close(SMS, timedelta(days=30))
+    [closed] = made.permits.acquire([wanted(NEAR)], within=HOLD)
+    assert closed.limit == CLOSED_BY_PROVIDER
 
 
 @pytest.mark.parametrize("closed", [SMS, ALONE])

@@ -14,7 +14,9 @@
 --       4... permit id of each request: message id (16 bytes), then its attempt
 -- Reply {'closed'}              the logs are not complete: rebuild first
 --       {'elsewhere', now ms}   the calendar periods given do not hold the present
---       or, per request, two integers: wait in ms (0: the permit is taken), permits left
+--       or, per request, three integers: wait in ms (0: the permit is taken); what makes it wait:
+--       the log (from 1; 0: nothing, or its channel is closed), and which limit of its kind (from 1,
+--       limits, calendar limits, in hand)
 --
 -- A permit enters its logs at now + within, the latest time its send can happen, and is moved to
 -- the real time by settle_permits.lua. So a send never lies later than its score, and counting
@@ -88,48 +90,53 @@ for log, number in ipairs(logs) do
   states[log] = state
 end
 
--- When the log alone has room again for a request after `ahead` others, and its room now.
+-- When the log alone has room again for a request after `ahead` others, and which limit says so.
 local function free_at(state, ahead)
-  local at, left = now, math.huge
+  local at, limit = now, nil
   for index, taken in pairs(state.taken) do
     local count, length = state.limits[index], state.limits[index + 1]
-    left = math.min(left, count - taken)
     if taken >= count then
       local nth = score_at(KEYS[state.index], count - 1 - ahead % count)
-      at = math.max(at, math.min(nth, now) + (1 + math.floor(ahead / count)) * length)
+      local free = math.min(nth, now) + (1 + math.floor(ahead / count)) * length
+      if free > at then
+        at, limit = free, (index + 1) / 2
+      end
     end
   end
   for number, period in ipairs(state.periods) do
     local calendar = state.calendars[number]
-    left = math.min(left, calendar[1] - period.taken)
-    if period.taken >= calendar[1] then
-      at = math.max(at, calendar[period.at + 1])
+    if period.taken >= calendar[1] and calendar[period.at + 1] > at then
+      at, limit = calendar[period.at + 1], #state.limits / 2 + number
     end
   end
-  if state.most > 0 then
-    left = math.min(left, state.most - state.in_hand)
-    if state.in_hand >= state.most then
-      at = math.max(at, now + BUSY)
-    end
+  if state.most > 0 and state.in_hand >= state.most and now + BUSY > at then
+    at, limit = now + BUSY, #state.limits / 2 + #state.calendars + 1
   end
-  return at, left
+  return at, limit
 end
 
--- The turn behind the line, from `start` on: where the requests before leave room in every limit.
+-- The turn behind the line, from `start` on: where the requests before leave room in every limit;
+-- and which limit says so.
 local function turn_behind(state, start)
-  local turn = start
+  local turn, limit = start, nil
+  local function later(free, number)
+    if free > turn then
+      turn, limit = free, number
+    end
+  end
   for index, taken in pairs(state.taken) do
     local count, length = state.limits[index], state.limits[index + 1]
     if state.waiting >= count then
       local before = math.max(score_at(KEYS[state.line], count - 1), now)
-      turn = math.max(turn, before + math.ceil(length * SLACK))
+      later(before + math.ceil(length * SLACK), (index + 1) / 2)
     elseif taken + state.waiting >= count then
       local nth = score_at(KEYS[state.index], count - state.waiting - 1)
-      turn = math.max(turn, math.min(nth, now) + length)
+      later(math.min(nth, now) + length, (index + 1) / 2)
     end
   end
   if state.most > 0 and state.in_hand + state.waiting >= state.most then
-    turn = math.max(turn, now + BUSY * (1 + math.floor(state.waiting / state.most)))
+    later(now + BUSY * (1 + math.floor(state.waiting / state.most)),
+      #state.limits / 2 + #state.calendars + 1)
   end
   for number, period in ipairs(state.periods) do
     local calendar = state.calendars[number]
@@ -148,9 +155,9 @@ local function turn_behind(state, start)
         end
       end
     end
-    turn = math.max(turn, free)
+    later(free, #state.limits / 2 + number)
   end
-  return turn
+  return turn, limit
 end
 
 local function leave_line(state, member)
@@ -257,12 +264,11 @@ for request, indexes in ipairs(wanted) do
     mine[index - 1] = state
     own[index - 1] = state.waiting > 0 and tonumber(redis.call('ZSCORE', KEYS[state.line], member) or nil)
   end
-  local at, left, binding, late = closed, math.huge, nil, {}
+  local at, binding, limit, late = closed, nil, nil, {}
   for index, state in ipairs(mine) do
-    local mine_at
+    local mine_at, turn, why
     local ahead = own[index] and redis.call('ZRANK', KEYS[state.line], member) or state.behind
-    local free, room = free_at(state, ahead)
-    left = math.min(left, room)
+    local free, short = free_at(state, ahead)
     if state.line == 0 then
       mine_at = math.max(free, closed)
     elseif own[index] and own[index] <= now and closed == now then
@@ -276,10 +282,11 @@ for request, indexes in ipairs(wanted) do
         own[index] = nil
       end
       late[index] = free == now and closed == now and late_one(state) or nil
-      mine_at = late[index] and now or math.max(turn_behind(state, closed), closed)
+      turn, why = turn_behind(state, closed)
+      mine_at = late[index] and now or turn
     end
     if not binding or mine_at > at or (mine_at == at and state.line > 0) then
-      binding = index
+      binding, limit = index, mine_at > closed and (why or short or 1)
     end
     at = math.max(at, mine_at)
   end
@@ -288,12 +295,13 @@ for request, indexes in ipairs(wanted) do
     wait = 0
   elseif wait == 0 then
     take(mine, id, own, late)
-    left = left - 1
   elseif binding then
     join_line(mine, member, own, binding, at)
   end
+  local shown = wait > 0 and limit
   reply[#reply + 1] = wait
-  reply[#reply + 1] = left == math.huge and 0 or math.max(0, left)
+  reply[#reply + 1] = shown and indexes[1 + binding] or 0
+  reply[#reply + 1] = shown or 0
 end
 
 -- Other processes may have longer limits on the same log: it reaches as far back as the epoch says.
