@@ -22,11 +22,13 @@ class Terms(NamedTuple):
     """What a message's time must meet: room in every scope, outside its recipient's quiet hours.
 
     Each of ``scopes``, at least one, is of a kind that has quotas; ``zone`` is the recipient's.
+    Places that a quota keeps are free to a message of enough ``priority`` only.
     """
 
     scopes: tuple[Scope, ...]
     zone: str = "UTC"
     quiet: Hours | None = None
+    priority: int = 0
 
     @classmethod
     def own(cls, scope: str) -> Self:

@@ -77,29 +77,42 @@ class _ScriptTerms(NamedTuple):
     blackouts: Blackouts
 
 
+class QuotaSet:
+    """What one set of quotas makes of the scopes that it is for, as ``lua/rule.lua`` reads it.
+
+    ``quotas`` are in the order in which the scripts number them, calendar quotas last.
+    """
+
+    def __init__(self, quotas: Sequence[AnyQuota]) -> None:
+        self.quotas = sorted(quotas, key=lambda quota: isinstance(quota, CalendarQuota))
+        self.calendars = [quota for quota in self.quotas if isinstance(quota, CalendarQuota)]
+        self.fixed = None if self.calendars else self.rule_set(())
+        """The rule set, unless that depends on the time."""
+
+    def rule_set(self, bounds: Sequence[tuple[int, ...]]) -> RuleSet:
+        """Return the rule set with these bounds of each calendar quota."""
+        return RuleSet(
+            longest_ms(self.quotas),
+            min(quota.count for quota in self.quotas),
+            tuple((q.count, q.length_ms) for q in self.quotas if isinstance(q, Quota)),
+            tuple((q.count, edges) for q, edges in zip(self.calendars, bounds, strict=True)),
+        )
+
+
 class Rules:
     """The quotas of every kind of scope, as ``lua/rule.lua`` reads them."""
 
     def __init__(self, quotas: Mapping[str, Sequence[AnyQuota]]) -> None:
-        self._quotas = {
-            kind: sorted(of_kind, key=lambda quota: isinstance(quota, CalendarQuota))
-            for kind, of_kind in quotas.items()
-        }
-        self._calendars = {
-            kind: [quota for quota in of_kind if isinstance(quota, CalendarQuota)]
-            for kind, of_kind in quotas.items()
-        }
-        self._fixed = {
-            kind: self._rule_set(kind, ()) for kind in quotas if not self._calendars[kind]
-        }
+        self._sets = {kind: QuotaSet(of_kind) for kind, of_kind in quotas.items()}
         self.unchanging = cache(self._unchanging)
         """What :meth:`table` returns for scopes of these kinds, unless that depends on the time."""
 
     def quota(self, scope: Scope, index: int) -> AnyQuota:
-        return self._quotas[scope.kind][index - 1]
+        return self._sets[scope.kind].quotas[index - 1]
 
     def _unchanging(self, kinds: tuple[str, ...]) -> Judged | None:
-        fixed = tuple(self._fixed[kind] for kind in kinds if kind in self._fixed)
+        sets = [self._sets[kind].fixed for kind in kinds]
+        fixed = tuple(rule_set for rule_set in sets if rule_set is not None)
         return (fixed, _NO_BLACKOUTS) if len(fixed) == len(kinds) else None
 
     def table(self, leg: Leg, at_ms: int, *, step: int = 0) -> Judged:
@@ -124,14 +137,15 @@ class Rules:
         periods = min(_FIRST_PERIODS << 2 * step, _MOST_PERIODS)
         sets = []
         for scope in scopes:
-            rule_set = self._fixed.get(scope.kind)
+            quota_set = self._sets[scope.kind]
+            rule_set = quota_set.fixed
             if rule_set is None:
                 bounds = [
                     calendar.bounds(first_ms, periods, terms.zone)
-                    for calendar in self._calendars[scope.kind]
+                    for calendar in quota_set.calendars
                 ]
                 cover = min(cover, *(edges[-1] for edges in bounds))
-                rule_set = self._rule_set(scope.kind, bounds)
+                rule_set = quota_set.rule_set(bounds)
             sets.append(rule_set)
         edges = tuple(edge for span in quiet if span[0] < cover for edge in span)
         return tuple(sets), Blackouts(cover, edges)
@@ -175,15 +189,6 @@ class Rules:
         words = [b"%d" % pending_grace_ms, b"%d" % (under_way_ms + pending_grace_ms)]
         terms = tuple(_ScriptTerms(has_extra, *table) for has_extra, table in numbers)
         return names, [*words, encode(terms), *messages]
-
-    def _rule_set(self, kind: str, bounds: Sequence[tuple[int, ...]]) -> RuleSet:
-        quotas, calendars = self._quotas[kind], self._calendars[kind]
-        return RuleSet(
-            longest_ms(quotas),
-            min(quota.count for quota in quotas),
-            tuple((quota.count, quota.length_ms) for quota in quotas if isinstance(quota, Quota)),
-            tuple((quota.count, edges) for quota, edges in zip(calendars, bounds, strict=True)),
-        )
 
 
 def longest_ms(quotas: Iterable[AnyQuota]) -> int:
