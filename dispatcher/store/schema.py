@@ -70,6 +70,9 @@ UNSENT_STATUSES = (Status.FAILED, Status.EXPIRED, Status.CANCELLED)
 UNSENT = _one_of("status", UNSENT_STATUSES)
 """The condition that a message has ended and was not sent: few are, so that they have an index."""
 
+MAX_DELAYED_BY = 255
+"""Longest name of a limit that delays a message."""
+
 MOST_ATTEMPTS = 32_767
 """What the column ``max_attempts`` holds."""
 
@@ -178,6 +181,14 @@ class Tables:
             sa.Column("name", sa.String(MAX_RECIPIENT), primary_key=True),
             sa.Column("paused_at", Instant, nullable=False),
             sa.Column("resumed_at", Instant),
+        )
+        self.scope_settings = table(
+            "scope_settings",
+            sa.Column("kind", sa.String(63), primary_key=True),
+            sa.Column("name", sa.String(MAX_RECIPIENT), primary_key=True),
+            sa.Column("quotas", json_type(none_as_null=True)),
+            sa.Column("limits", json_type(none_as_null=True)),
+            sa.Column("changed_at", Instant, nullable=False, index=True),
         )
         self.api_keys = table(
             "api_keys",
@@ -360,6 +371,8 @@ def _messages(name: str, metadata: sa.MetaData, *, partial_indexes: bool) -> sa.
         sa.Column("trace", sa.String(55)),  # all that version 00 of a traceparent has
         sa.Column("enqueued_at", Instant),
         sa.Column("campaign", sa.String(MAX_CAMPAIGN)),
+        sa.Column("priority", sa.SmallInteger, nullable=False, server_default="0"),
+        sa.Column("delayed_by", sa.String(MAX_DELAYED_BY)),
         sa.CheckConstraint(_one_of("status", [*Status, VOID]), name="status_known"),
         sa.CheckConstraint("attempt_count >= 0 AND max_attempts >= 1", name="attempts_counted"),
         sa.CheckConstraint(
