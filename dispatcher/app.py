@@ -357,10 +357,12 @@ class App:
         name = self.settings.status_channel
         if not name:
             return None
+        channel = self.settings.channels[name]
         return Notifications(
             self.database,
             channel=name,
-            max_attempts=self.settings.channels[name].max_attempts,
+            max_attempts=channel.max_attempts,
+            priority=channel.priority,
             tells_errors=self.settings.status_errors,
         )
 

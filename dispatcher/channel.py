@@ -34,7 +34,7 @@ from dispatcher.errors import (
     quoted,
     refusal_of,
 )
-from dispatcher.message import OnUnknown, check_recipient
+from dispatcher.message import MAX_PRIORITY, OnUnknown, check_recipient
 from dispatcher.quota import (
     CalendarLimit,
     CalendarQuota,
@@ -151,6 +151,9 @@ class ChannelSettings(BaseModel):
     """What follows an attempt with an unknown outcome, unless the message says it itself.
     ``retry``: another attempt; the message is sent at least once. ``hold``: it is held for a
     person to decide; the message is sent at most once."""
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    """The priority of its messages, unless a message has one of its own: where a limit is short,
+    larger ones go first."""
     expire_after: Length | None = None
     """How long after its send time a message expires, unless it has an expiry of its own."""
     templates: dict[str, dict[str, Any]] = Field(default_factory=dict, repr=False)

@@ -291,6 +291,7 @@ class Dispatcher:
         expire_after: timedelta | None = None,
         status_url: str | None = None,
         campaign: str | None = None,
+        priority: int | None = None,
         quotas: Literal["none"] | None = None,
         session: Session | Connection | AsyncSession | AsyncConnection | None = None,
     ) -> Message:
@@ -338,6 +339,8 @@ class Dispatcher:
             status_url: Gets a POST, at least once, when the message is sent, failed, expired,
                 cancelled or held; at most 2,048 characters. See docs/transports.md.
             campaign: A label by which messages are found together; at most 64 characters.
+            priority: -100 to 100; where a limit is short, a larger one goes first. Default: the
+                channel's.
             quotas: ``"none"``: no quota counts or refuses it, where ``without_quotas`` of the
                 channel allows that.
             session: A SQLAlchemy Session or Connection: see above.
@@ -377,6 +380,7 @@ class Dispatcher:
             expire_after=expire_after,
             status_url=status_url,
             campaign=campaign,
+            priority=priority,
             quotas=quotas,
         )
         return self._submit(draft, session)

@@ -20,7 +20,15 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
-from dispatcher.errors import DispatcherError, InvalidDraft, QuotaExceeded, TooLate, kind_of, plain
+from dispatcher.errors import (
+    DispatcherError,
+    InvalidDraft,
+    QuotaExceeded,
+    TooLate,
+    kind_of,
+    plain,
+    quoted,
+)
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -34,13 +42,16 @@ OnUnknown = Literal["retry", "hold"]
 MAX_RECIPIENT, MAX_URL = 255, 2_048
 _LONGEST_SCHEME = 16
 MAX_CAMPAIGN = 64
+MAX_PRIORITY = 100
+"""The largest; the smallest is its negative."""
 dump_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 """Return compact JSON; NaN and infinities raise ValueError."""
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _STEP, _LOW = (1 << 48) - 1, (1 << 62) - 1
 _CONTAINERS = (dict, list, tuple, Mapping)
-_PLAIN_TYPES = frozenset({str, type(None), dict, datetime, timedelta})
+_PLAIN_TYPES = frozenset({str, type(None), dict, datetime, timedelta, int})
 """Types of which no value is a text of a subclass."""
+_NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
 _last_id = 0
 """The last id of this process, without the bits that say its version."""
 
@@ -113,6 +124,7 @@ class Draft:
     expire_after: timedelta | None = None
     status_url: str | None = field(default=None, repr=False)
     campaign: str | None = None
+    priority: int | None = None
     quotas: Literal["none"] | None = None
 
     if TYPE_CHECKING:  # so that a checker compares the body with the type of the channel
@@ -141,6 +153,7 @@ class Draft:
             expire_after: timedelta | None = None,
             status_url: str | None = None,
             campaign: str | None = None,
+            priority: int | None = None,
             quotas: Literal["none"] | None = None,
         ) -> None: ...
 
@@ -218,7 +231,8 @@ class Message:
     ``on_unknown`` says what follows an attempt with an unknown outcome. With ``expire_after`` a
     reschedule moves ``expires_at`` along. ``asked_at`` is the time asked for, where a shift
     changed ``send_at``, else None. ``trace`` is the W3C traceparent of the span of the submit, None
-    without tracing. ``campaign`` is a label by which messages are found together.
+    without tracing. ``campaign`` is a label by which messages are found together. Where a limit is
+    short, a larger ``priority`` goes first.
 
     ``enqueued_at`` is when the message was last enqueued: by the submitter's clock (like
     ``created_at``) where the submit did it, else by the database's. It is None before that, and
@@ -250,6 +264,7 @@ class Message:
     trace: str | None = None
     enqueued_at: datetime | None = None
     campaign: str | None = None
+    priority: int = 0
 
 
 def is_unchanged(before: Message, now: Message) -> bool:
@@ -329,6 +344,21 @@ def check_text(name: str, value: object, *, longest: int = MAX_RECIPIENT) -> str
     if value != value.strip():
         raise InvalidDraft(name, "white space at an end", accepted)
     return value
+
+
+def read_number(value: object) -> Any:
+    """Return the whole number that a text writes; anything else as it is, for a check to refuse."""
+    return int(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
+
+
+def check_priority(value: object) -> int:
+    """Return ``value`` if it is a whole number from -100 to 100. Raises InvalidDraft."""
+    if isinstance(value, int) and type(value) is not bool:
+        number = int.__int__(value)
+        if -MAX_PRIORITY <= number <= MAX_PRIORITY:
+            return number
+    accepted = f"a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}"
+    raise InvalidDraft("priority", quoted(value), accepted)
 
 
 def check_recipient(value: object, *, name: str = "recipient") -> str:

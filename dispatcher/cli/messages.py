@@ -65,6 +65,9 @@ Shift = Annotated[
 ExpireAfter = Annotated[
     str | None, typer.Option(help='Not sent later than this after its time: "2 hours".')
 ]
+Priority = Annotated[
+    int | None, typer.Option(help="-100 to 100; larger first where a limit is short.")
+]
 Fold = Annotated[
     int | None, typer.Option(help="Which of two repeated local times: 0 first, 1 second.")
 ]
@@ -128,6 +131,7 @@ class _DraftOptions:
     campaign: Annotated[
         str | None, typer.Option(help="Label by which messages are found together.")
     ] = None
+    priority: Priority = None
     quotas: Annotated[
         Literal["none"] | None, typer.Option(help="none: no quota counts or refuses it.")
     ] = None

@@ -128,6 +128,7 @@ class Message(models.Model):
     trace = models.CharField(max_length=55, null=True)
     enqueued_at = InstantField(null=True)
     campaign = models.CharField(max_length=MAX_CAMPAIGN, null=True)
+    priority = models.SmallIntegerField()
 
     objects = _Messages()
 

@@ -43,7 +43,13 @@ class Notifications:
     """The statements of ``notify``. Any number of sweeps may run side by side."""
 
     def __init__(
-        self, database: Database, *, channel: str, max_attempts: int, tells_errors: bool = False
+        self,
+        database: Database,
+        *,
+        channel: str,
+        max_attempts: int,
+        priority: int = 0,
+        tells_errors: bool = False,
     ) -> None:
         self._database = database
         self._tells_errors = tells_errors
@@ -53,7 +59,7 @@ class Notifications:
         # receivers know a repeated report by its id.
         self._add = insert(self._tables.messages).values(
             channel=channel, scope=NO_SCOPE, status=Status.SCHEDULED.value,
-            max_attempts=max_attempts, on_unknown="retry",
+            max_attempts=max_attempts, priority=priority, on_unknown="retry",
         )  # fmt: skip
 
     def tell(self, *, limit: int) -> list[UUID]:

@@ -288,6 +288,7 @@ def _draft(message: Message, new_time: NewTime) -> Draft:
         on_conflict=new_time.on_conflict,
         latest=read("latest"),
         quiet_hours=message.quiet_hours,
+        priority=message.priority,
     )
 
 

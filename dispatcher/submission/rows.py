@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, Self
 
 from dispatcher.errors import InvalidDraft, InvalidValue, kind_of, quoted
-from dispatcher.message import Draft, read_json
+from dispatcher.message import Draft, read_json, read_number
 from dispatcher.quota import parse_length
 
 STANDARD_INPUT = "-"
@@ -344,6 +344,8 @@ def _row(
             accepted = "0 for the first, 1 for the second time"
             _require(str(fold) in ("0", "1"), "fold", f"cannot read {quoted(fold)}", accepted)
             values["fold"] = int(fold)
+        if "priority" in values:
+            values["priority"] = read_number(values["priority"])
     except InvalidValue as error:
         return BadRow(line, row, InvalidDraft(error.field, error.problem, error.accepted))
     return DraftRow(line=line, size=size, row=row, **values)

@@ -31,6 +31,7 @@ from dispatcher.message import (
     OnConflict,
     OnUnknown,
     check_body,
+    check_priority,
     check_recipient,
     check_text,
     fingerprint,
@@ -60,8 +61,9 @@ class ValidDraft(NamedTuple):
     when it may not. ``body_json`` is the body as it is stored. ``terms`` judge its time; ``zone``
     and ``quiet_hours`` are those that the caller gave. ``fingerprint`` is a digest of the submit's
     parameters, None without an idempotency key; two submits with one key must agree in it.
-    ``on_unknown`` and ``expire_after`` are the caller's or else the channel's; the latter counts
-    from the booked time. ``status_url`` receives status webhooks; its channel has not checked it.
+    ``on_unknown``, ``priority`` and ``expire_after`` are the caller's or else the channel's; the
+    last one counts from the booked time. ``status_url`` receives status webhooks; its channel has
+    not checked it.
     """
 
     channel: str
@@ -82,6 +84,7 @@ class ValidDraft(NamedTuple):
     expire_after: timedelta | None
     status_url: str | None = None
     campaign: str | None = None
+    priority: int = 0
 
     def request(
         self, message_id: UUID, *, supersedes: UUID | None = None, tail: str = ""
@@ -129,6 +132,7 @@ def validate(
     quiet_hours = None
     if draft.quiet_hours is not None or draft.send_window is not None:
         quiet_hours = own_hours(draft.quiet_hours, draft.send_window)
+    priority = channel.priority if draft.priority is None else check_priority(draft.priority)
     terms = terms_for(
         settings,
         scope=scope,
@@ -136,6 +140,7 @@ def validate(
         scopes=scopes,
         zone=draft.zone,
         quiet_hours=quiet_hours,
+        priority=priority,
     )
     send_at, latest, expires_at, expire_after = _times(draft, channel, now, settings.max_horizon)
     if draft.on_unknown is not None:
@@ -160,6 +165,7 @@ def validate(
             "expire_after": None if draft.expire_after is None else str(expire_after),
             "status_url": status_url,
             "campaign": draft.campaign,
+            "priority": draft.priority,
         }
         digest = fingerprint(
             channel=channel_name,
@@ -189,6 +195,7 @@ def validate(
         expire_after=expire_after,
         status_url=status_url,
         campaign=draft.campaign,
+        priority=priority,
     )
 
 
@@ -270,6 +277,7 @@ def terms_for(
     scopes: Mapping[str, str] | None = None,
     zone: str | None = None,
     quiet_hours: str | None = None,
+    priority: int = 0,
 ) -> Terms:
     """Return the terms that judge a time.
 
@@ -282,7 +290,7 @@ def terms_for(
     else:
         quiet = settings.channels[channel].quiet if channel is not None else None
     counts = counted(settings.quotas_of, scope=scope, channel=channel or "", scopes=scopes)
-    return Terms(counts, zone or settings.zone, quiet)
+    return Terms(counts, zone or settings.zone, quiet, priority)
 
 
 def scopes_of(message: Message, settings: Settings) -> tuple[Scope, ...]:

@@ -35,6 +35,7 @@ def _no_bool(value: object) -> object:
 
 
 Fold = Annotated[Literal[0, 1], BeforeValidator(_no_bool)]
+Priority = Annotated[int, Field(strict=True)]
 Json = dict[str, Any]
 Digest = Callable[[str], str] | None
 """Makes the digest by which the log names a recipient; None without a key for it."""
@@ -90,6 +91,7 @@ class NewMessage(_Times, MessageChange, _Address):
     on_unknown: OnUnknown | None = None
     status_url: str | None = None
     campaign: str | None = None
+    priority: Priority | None = None
     quotas: Literal["none"] | None = None
 
     def draft(self, idempotency_key: str | None = None) -> Draft:
@@ -163,6 +165,7 @@ class MessageOut(Out):
     quiet_hours: str | None
     on_unknown: OnUnknown
     campaign: str | None
+    priority: int
 
     @classmethod
     def of(cls, message: Message, caller: Caller, digest: Digest) -> Self:

@@ -68,7 +68,7 @@ EVERY = {
     "scope": "family", "idempotency_key": "k", "expires_at": "2028-10-30T00:00Z",
     "on_conflict": "shift", "latest": "2028-10-29T12:00Z", "quiet_hours": "03:00-04:00",
     "scopes": {}, "channel": "memory", "recipient": "ada", "on_unknown": "hold",
-    "campaign": "summer",
+    "campaign": "summer", "priority": -7,
 }  # fmt: skip
 
 
@@ -90,7 +90,7 @@ def test_every_column_is_taken(house: House, run: Run, name: str, write: Any) ->
     assert (ada.body, ada.scope, ada.idempotency_key) == ({"a": [1, "ü"]}, "family", "k")
     assert ada.send_at.isoformat() == "2028-10-29T01:30:00+00:00"
     assert ada.quiet_hours is not None
-    assert ada.campaign == "summer"
+    assert (ada.campaign, ada.priority) == ("summer", -7)
     [ben] = [*house.dispatcher.select(recipient="ben")]
     assert ben.body == {"text": "hi"}
     assert not Path("rows.rejected.jsonl").exists()

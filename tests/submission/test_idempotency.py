@@ -54,7 +54,7 @@ COMPARED: dict[str, Any] = {
     "send_in": MINUTE, "expires_at": SOON + HOUR, "expire_after": HOUR, "zone": "Europe/Berlin",
     "quiet_hours": "none", "send_window": "09:00-17:00", "on_unknown": "hold", "campaign": "summer",
     "template": "code", "data": {"code": 1}, "scopes": {"tenant": "acme"}, "quotas": "none",
-    "status_url": "https://shop.example/",
+    "status_url": "https://shop.example/", "priority": 0,
 }  # fmt: skip
 NOT_COMPARED = {"idempotency_key", "fold", "on_conflict", "latest"}
 """They say under which key, or which time is meant, which is compared itself."""

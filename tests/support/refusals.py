@@ -147,6 +147,10 @@ def _bad_drafts() -> Iterator[tuple[str, Bad]]:
     yield "on_conflict none", Bad("on_conflict", InvalidDraft, asked={"on_conflict": None})
     for name, asked in _EXPIRE_AFTERS.items():
         yield f"expire_after {name}", Bad("expire_after", InvalidSendTime, asked=asked)
+    priorities = (-101, 101, 10**5_000, 1.5, True, "high", "50", [50])
+    for number, priority in enumerate(priorities):
+        bad = Bad("priority", InvalidDraft, asked={"priority": priority})
+        yield f"priority {number}", bad
     yield "latest without shift", Bad("latest", InvalidDraft, asked={"latest": SOON})
 
 

@@ -26,7 +26,7 @@ JSON = {"Content-Type": "application/json"}
 ONE_OF = (
     "one of channel, recipient, body, template, data, send_at, send_in_seconds, zone, fold, "
     "on_conflict, latest, expires_at, expire_after_seconds, scope, scopes, quiet_hours, "
-    "send_window, on_unknown, status_url, campaign, quotas"
+    "send_window, on_unknown, status_url, campaign, priority, quotas"
 )
 NAMES = {"kind": "recipient", "scope": "ada", "recipient": "ada", "name": "ada"}
 
@@ -115,6 +115,9 @@ ACCEPTED: list[tuple[str, Any, str, str, str]] = [
     ("messages", new(on_conflict="x"), "on_conflict", "is not an accepted value",
      "'reject' or 'shift'"),
     ("messages", new(scopes={"tenant": 5}), "scopes.tenant", "is no text", "a text"),
+    *(("messages", new(priority=value), "priority", "is no whole number", "a whole number")
+      for value in (True, "high", "50", 1.5)),
+    ("messages", new(priority=101), "priority", "101", "a whole number from -100 to 100"),
     ("messages", new(send_in_seconds="5"), "send_in_seconds", "is no number", "a number"),
     ("messages", new(send_in_seconds=1e300), "send_in_seconds", "is out of range",
      "at most 3162240000.0"),
