@@ -245,7 +245,14 @@ class App:
     )
     contents = wired(Contents, client=lambda app: app.redis)
     plain_contents = wired(Contents, client=lambda app: app.plain_redis)
-    permits = wired(Permits, client=lambda app: app.redis)
+    permits = wired(
+        Permits,
+        client=lambda app: app.redis,
+        weights=lambda app: {
+            name: {channel.share(value): weight for value, weight in channel.weights.items()}
+            for name, channel in app.settings.channels.items()
+        },
+    )
 
     @property
     def scope_limits(self) -> list[Limit]:

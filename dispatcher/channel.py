@@ -154,6 +154,12 @@ class ChannelSettings(BaseModel):
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     """The priority of its messages, unless a message has one of its own: where a limit is short,
     larger ones go first."""
+    fair_by: str = ""
+    """Whose messages get fair shares where a limit is short: those of each ``recipient``,
+    ``campaign`` or scope of a kind of ``scopes``, such as ``tenant``; the others share one. Empty:
+    within a priority they go first come, first served."""
+    weights: dict[str, Annotated[float, Field(ge=0.01, le=1_000)]] = Field(default_factory=dict)
+    """How much larger the share of a value of ``fair_by`` is than that of others, which weigh 1."""
     expire_after: Length | None = None
     """How long after its send time a message expires, unless it has an expiry of its own."""
     templates: dict[str, dict[str, Any]] = Field(default_factory=dict, repr=False)
@@ -170,6 +176,17 @@ class ChannelSettings(BaseModel):
     def quiet(self) -> Hours | None:
         """When nothing may be sent, by ``quiet_hours`` or ``send_window``."""
         return self.send_window.complement if self.send_window else self.quiet_hours
+
+    def share_of(self, scope: str, scopes: Mapping[str, str] | None, campaign: str | None) -> str:
+        """Return whose share a message with these uses, as its permit has it."""
+        if not self.fair_by:
+            return ""
+        values = {"recipient": scope, "campaign": campaign or ""} | {**(scopes or {})}
+        return self.share(values.get(self.fair_by, ""))
+
+    def share(self, value: str) -> str:
+        """Return the share of a value of ``fair_by``."""
+        return f"{self.fair_by}:{value}"
 
     @model_validator(mode="before")
     @classmethod
@@ -189,6 +206,8 @@ class ChannelSettings(BaseModel):
             if not body:
                 raise InvalidValue("templates", f"{quoted(name)} is empty", "a body of texts")
         check_hours(self.quiet_hours, self.send_window)
+        if self.weights and not self.fair_by:
+            raise InvalidValue("weights", "weigh nothing without fair_by", "fair_by beside them")
         return self
 
 

@@ -448,6 +448,11 @@ class Settings(BaseSettings):
             self._check_rules(f"channels.{name}.quotas", channel.quotas)
             self._check_rules(f"channels.{name}.recipient_quotas", channel.recipient_quotas)
             self._check_rules(f"channels.{name}.limits", channel.limits)
+            kinds = ("", "recipient", "campaign", *self.scopes)
+            _require(
+                channel.fair_by in kinds, f"channels.{name}.fair_by",
+                f"there is no kind {quoted(channel.fair_by)}", ", ".join(filter(None, kinds)),
+            )  # fmt: skip
         for kind, scopes in self.scopes.items():
             self._check_rules(f"scopes.{kind}.quotas", scopes.quotas)
         return self

@@ -449,7 +449,8 @@ class Group:
             return
         time_left = timedelta(seconds=max(0.0, self._ends_at - now))
         try:
-            answers = delivery.permits.acquire([*map(permit_of, claims)], within=time_left)
+            permits = [permit_of(claim, delivery.settings) for claim in claims]
+            answers = delivery.permits.acquire(permits, within=time_left)
         except LimitersUnavailable as error:
             log.warning("no permits for %d messages, put back for a second: %s", len(claims), error)
             self._put_waiting_back(_LIMITERS_PAUSE)
@@ -638,9 +639,14 @@ def give_back(permits: Permits, unused: Sequence[Permit]) -> None:
         )  # fmt: skip
 
 
-def permit_of(claim: Claim) -> Permit:
+def permit_of(claim: Claim, settings: Settings | None = None) -> Permit:
+    """Return the permit of a claim; to ask for it, with its share by the settings."""
     message = claim.message
-    return Permit(message.id, claim.token, message.scope, message.channel)
+    share = ""
+    if settings is not None:
+        channel = settings.channels[message.channel]
+        share = channel.share_of(message.scope, message.scopes, message.campaign)
+    return Permit(message.id, claim.token, message.scope, message.channel, message.priority, share)
 
 
 def _quiet_wait(claim: Claim, settings: Settings) -> timedelta:

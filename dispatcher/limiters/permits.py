@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache, lru_cache
 from itertools import count
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, cast
 from uuid import UUID
 
@@ -26,7 +27,15 @@ from dispatcher.limiters.limiter import translated
 from dispatcher.quota import CalendarLimit, Limit
 from dispatcher.redis.client import now_ms
 from dispatcher.redis.errors import ERRORS, cause, reason
-from dispatcher.redis.keys import PermitKeys, line_of, permit_parts, room_of, shard_of
+from dispatcher.redis.keys import (
+    PermitKeys,
+    line_of,
+    order_of,
+    permit_parts,
+    room_of,
+    shard_of,
+    share_clock_of,
+)
 from dispatcher.redis.scripts import Call, replies_of, script
 from dispatcher.scope import NO_SCOPE
 from dispatcher.times.clock import MILLISECOND, Clock
@@ -37,6 +46,9 @@ _MOST_OWED = 1_000
 """The most permits remembered that Redis did not take back; others count until they end."""
 _LEGS_KEPT = 4_096
 _TRIES = 3
+_COST = 10_000
+"""Of a permit, in the time of a share that weighs 1."""
+_NO_WEIGHTS: Mapping[str, Mapping[str, float]] = MappingProxyType({})
 _MOST_AT_ONCE = 500
 """One script restores at most so many permits; it then runs for a few milliseconds."""
 _PERIODS = 5  # the one before, the present one, and those in which turns are looked for
@@ -120,7 +132,8 @@ class _LogKind:
         self._calendars = [limit for limit in limits if isinstance(limit, CalendarLimit)]
         self._lengths = [word for limit in rolling for word in (limit.count, limit.length_ms)]
         self._most = min((limit.count for limit in limits if isinstance(limit, InHand)), default=0)
-        self._last = (reach, int(gives_turns))
+        self.gives_turns = gives_turns
+        self._reach = reach
         subject = "scope" if reach == _SCOPES else reach
         hands = [limit for limit in limits if isinstance(limit, InHand)]
         self.names = [f"{subject}: {limit}" for limit in [*rolling, *self._calendars, *hands]]
@@ -132,7 +145,7 @@ class _LogKind:
             [limit.count, *limit.bounds(limit.bounds(at_ms, 1)[0] - 1, _PERIODS)]
             for limit in self._calendars
         ]
-        return [self._lengths, calendars, self._most, *self._last]
+        return [self._lengths, calendars, self._most, self._reach]
 
 
 def reaches_ms(
@@ -149,8 +162,9 @@ def reaches_ms(
 class Permits:
     """Takes a permit for each send from the limits of its scope, if it has one, and its channel.
 
-    ``clock`` only guesses in which calendar periods the time of Redis lies. Raises
-    LimitersUnavailable whenever Redis cannot be trusted to answer.
+    ``clock`` only guesses in which calendar periods the time of Redis lies. ``weights`` are those
+    of shares, by channel; others weigh 1. Raises LimitersUnavailable whenever Redis cannot be
+    trusted to answer.
     """
 
     def __init__(
@@ -162,8 +176,10 @@ class Permits:
         scope_limits: Sequence[LogLimit],
         channel_limits: Mapping[str, Sequence[LogLimit]],
         clock: Clock,
+        weights: Mapping[str, Mapping[str, float]] = _NO_WEIGHTS,
     ) -> None:
         self._client = client
+        self._weights = weights
         self._clock = clock
         self._shards = permit_parts(namespace, shards)
         self._scope_kind = _LogKind(scope_limits, _SCOPES) if scope_limits else None
@@ -183,10 +199,11 @@ class Permits:
         """How far back sends still count against a limit."""
 
     def acquire(self, permits: Sequence[Permit], *, within: timedelta) -> list[PermitAnswer]:
-        """Ask for permits in order; one granted must be used ``within`` that time or returned.
+        """Ask for permits, larger priorities first, else in order.
 
-        One that is refused comes back after ``retry_after``, when its turn has come. Where this
-        raises LimitersUnavailable any of them may be granted, and all are to be given back.
+        One that is granted must be used ``within`` that time or returned. One that is refused comes
+        back after ``retry_after``, when its turn has come. Where this raises LimitersUnavailable
+        any of them may be granted, and all are to be given back.
 
         In one shard one script decides. Of several, scopes are asked before the channel, with one
         script in each shard, in one round trip to each node; the permit of a scope whose channel
@@ -194,13 +211,12 @@ class Permits:
         between leaves permits of scopes that are not used: until these are too old, their scopes
         are limited more strictly, and never less.
         """
-        legs_of = [self._legs(permit.scope, permit.channel) for permit in permits]
-        scope_legs = {n: legs[0] for n, legs in enumerate(legs_of) if len(legs) > 1}
+        numbers = sorted(range(len(permits)), key=lambda n: -permits[n].priority)
+        legs_of = {n: self._legs(permits[n].scope, permits[n].channel) for n in numbers}
+        scope_legs = {n: legs[0] for n, legs in legs_of.items() if len(legs) > 1}
         of_scopes = self._take(permits, scope_legs, within) if scope_legs else {}
         channel_legs = {
-            n: legs[-1]
-            for n, legs in enumerate(legs_of)
-            if n not in of_scopes or of_scopes[n].allowed
+            n: legs[-1] for n, legs in legs_of.items() if n not in of_scopes or of_scopes[n].allowed
         }
         answers = of_scopes | self._take(permits, channel_legs, within)
         self._return(
@@ -223,8 +239,8 @@ class Permits:
             calls: list[Call] = []
             for keys, of_shard in shards.items():
                 at_ms = local_ms + self._ahead_ms.get(keys, 0)
-                names, words = _take_words([*of_shard.values()], within, at_ms)
-                calls.append((names, [*words, *(permits[n].member for n in of_shard)]))
+                requests = [(permits[n], leg) for n, leg in of_shard.items()]
+                calls.append(self._words_of(requests, within, at_ms))
             replies = self._replies("take_permits", calls)
             for keys, reply in zip([*shards], replies, strict=True):
                 if reply[0] == b"closed":
@@ -240,6 +256,45 @@ class Permits:
         if shards:
             raise LimitersUnavailable("the clock of Redis or of this machine keeps jumping")
         return answers
+
+    def _words_of(
+        self, requests: Sequence[tuple[Permit, _Leg]], within: timedelta, at_ms: int
+    ) -> Call:
+        """Return keys and arguments of the call for these requests of one shard.
+
+        ``at_ms`` is about the time of its server.
+        """
+        legs = [leg for _, leg in requests]
+        logs = _logs_of(legs)
+        numbers = dict(zip(logs, count(1)))
+        kinds = dict(zip(dict.fromkeys(logs.values()), count(1)))
+        closings = dict.fromkeys(leg.closing for leg in legs if leg.closing)
+        places = dict(zip(closings, count(2 + 2 * len(logs))))
+        turns = [log for log, kind in logs.items() if kind.gives_turns]
+        orders = dict(zip(turns, count(2 + 2 * len(logs) + len(closings), 2)))
+        described = [
+            [kind.words(at_ms) for kind in kinds],
+            [kinds[kind] for kind in logs.values()],
+            [orders.get(log, 0) for log in logs],
+        ]
+        asked = [
+            [
+                places.get(leg.closing, 0),
+                permit.priority,
+                permit.share,
+                self._cost(permit),
+                *(numbers[log] for log in leg.logs),
+            ]
+            for permit, leg in requests
+        ]
+        served = [key for log in turns for key in (order_of(log), share_clock_of(log))]
+        names = [legs[0].keys.epoch, *logs, *map(line_of, logs), *closings, *served]
+        words = [within // MILLISECOND, json.dumps(described), json.dumps(asked)]
+        return names, [*words, *(permit.member for permit, _ in requests)]
+
+    def _cost(self, permit: Permit) -> float:
+        weights = self._weights.get(permit.channel)
+        return _COST / weights.get(permit.share, 1) if weights else _COST
 
     def close(self, channel: str, length: timedelta) -> None:
         """Grant nothing on a channel for ``length``; a later end that was set before stays."""
@@ -327,6 +382,7 @@ class Permits:
                     pipeline.zincrby(room_of(log), -len(called), log)
                 if gone:
                     pipeline.zrem(line_of(log), *gone)
+                    pipeline.zrem(order_of(log), *gone)
                 if not members:
                     pipeline.zrem(room_of(log), log)
             for room in {room_of(log): None for log in waiting}:
@@ -458,22 +514,6 @@ class Fills:
                 )
             )
         return tuple(fills)
-
-
-def _take_words(legs: Sequence[_Leg], within: timedelta, at_ms: int) -> tuple[list[str], list[Any]]:
-    """Return keys and first arguments of the call for these legs of one shard.
-
-    ``at_ms`` is about the time of its server.
-    """
-    logs = _logs_of(legs)
-    numbers = dict(zip(logs, count(1)))
-    kinds = dict(zip(dict.fromkeys(logs.values()), count(1)))
-    closings = dict.fromkeys(leg.closing for leg in legs if leg.closing)
-    places = dict(zip(closings, count(2 + 2 * len(logs))))
-    described = [[kind.words(at_ms) for kind in kinds], [kinds[kind] for kind in logs.values()]]
-    asked = [[places.get(leg.closing, 0), *(numbers[log] for log in leg.logs)] for leg in legs]
-    names = [legs[0].keys.epoch, *logs, *map(line_of, logs), *closings]
-    return names, [within // MILLISECOND, json.dumps(described), json.dumps(asked)]
 
 
 def _logs_of(legs: Sequence[_Leg]) -> dict[str, _LogKind]:

@@ -194,6 +194,16 @@ def line_of(log: str) -> str:
     return log.replace("}", "}:line", 1)
 
 
+def order_of(log: str) -> str:
+    """ZSET of the messages in a line that gives turns; score: by which they are served."""
+    return log.replace("}", "}:order", 1)
+
+
+def share_clock_of(log: str) -> str:
+    """ZSET of how far each class and each share of that order has come."""
+    return log.replace("}", "}:shares", 1)
+
+
 def room_of(log: str) -> str:
     """ZSET of logs in which room was made, in the part with this log or tag."""
     return log.partition("}")[0] + "}:room"

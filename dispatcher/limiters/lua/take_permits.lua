@@ -5,12 +5,14 @@
 --       then their lines, in the same order, ZSETs of messages that were refused; score: when they
 --       come back, ms
 --       then closings, STRINGs: until when a channel is closed, ms
+--       then, per log whose line gives turns, two ZSETs: the order of those in line, and its clock
 -- ARGV  1 within, ms: how long after now a permit may be used
---       2 JSON list of two: the kinds of logs, and, per log, its kind (from 1). A kind: list of its
---         limits as count, length in ms, count, ...; list of its calendar limits, each count and
---         bounds of periods in ms; most permits in hand (0: any); name of its reach in the epoch;
---         whether its lines give turns (1) or note which messages wait (0)
---       3 JSON list, per request: index of its closing in KEYS (0: none), 1-based indexes of its logs
+--       2 JSON list of three: the kinds of logs; per log, its kind (from 1); and per log, the index of
+--         its order in KEYS (0: its line gives no turns). A kind: list of its limits as count, length
+--         in ms, count, ...; list of its calendar limits, each count and bounds of periods in ms; most
+--         permits in hand (0: any); name of its reach in the epoch
+--       3 JSON list, per request: index of its closing in KEYS (0: none), priority, share, cost (one
+--         permit's part of its share: larger for a smaller weight), 1-based indexes of its logs
 --       4... permit id of each request: message id (16 bytes), then its attempt
 -- Reply {'closed'}              the logs are not complete: rebuild first
 --       {'elsewhere', now ms}   the calendar periods given do not hold the present
@@ -22,24 +24,34 @@
 -- the real time by settle_permits.lua. So a send never lies later than its score, and counting
 -- scores later than now - length never counts too few. A permit is in hand while its score is to
 -- come. A refused request takes nothing; it is told to wait as if all permits in flight were used
--- now. It joins the line of the log that makes it wait longest. If that gives turns, it is told its
--- own: when the requests before it leave room. A request whose turn has come is judged by the log
--- alone; without room there, it waits for the requests whose turn came before. A request without a
--- turn stands behind the line. Where a request missed its turn and left room, the two swap turns.
--- A line without turns is read where permits are returned (give_back_permits.lua).
+-- now, in the log that makes it wait longest. A line without turns notes that it waits, and is read
+-- where permits are returned (give_back_permits.lua).
+--
+-- A line that gives turns is served in its order: larger priorities first, within one by start-time
+-- fair queueing (P. Goyal, H. M. Vin, H. Cheng, SIGCOMM 1996). At its first request a message is
+-- tagged with the larger of its class's virtual time, the least tag in the order, and the end of its
+-- share's last message; that end is then its cost later. So a share that was idle begins with the
+-- others, and has saved nothing. With one share all go first come, first served. A request is told
+-- when those before it leave room; it may take a permit that no message before it is called for. A
+-- message that does not come in time keeps its tag for a while, and nobody waits for it.
 --
 -- Idempotent by permit id: asked again, a permit that was taken is granted again, and a turn is not
 -- lost. A permit that a rebuild put there for a claim under way (restore_permits.lua; its score is no
 -- whole ms) was perhaps never granted: it is judged as if it were not there.
 
--- How long a turn is reserved for a message that does not come, and after which time a present one
--- may have it.
-local LATE, LATE_ENOUGH = 60000, 100
+-- A message is called for from SOON before its turn until LATE_ENOUGH after it, and then keeps its
+-- tag until it is LATE.
+local SOON, LATE_ENOUGH, LATE = 50, 100, 60000
 -- When to come back where too many are in hand: it is not known when one ends.
 local BUSY = 20
 -- Turns follow each other a little slower than the limit allows, so that one late request does not
 -- make all behind it come too early.
 local SLACK = 1.02
+-- Scores in an order are tag - priority * CLASS, those of late messages AWAY more, and their turns
+-- GONE less. A double has 53 bits.
+local CLASS, AWAY, GONE = 2 ^ 45, 2 ^ 53, 2 ^ 43
+-- Late messages put aside at a time, and messages called for that are looked at.
+local MOST = 1000
 
 if redis.call('EXISTS', KEYS[1]) == 0 then
   return {'closed'}
@@ -56,12 +68,41 @@ local function score_at(key, rank)
   return math.ceil(redis.call('ZREVRANGE', key, rank, rank, 'WITHSCORES')[2])
 end
 
+local function score_of(key, member)
+  return tonumber(redis.call('ZSCORE', key, member) or nil)
+end
+
+local function below(score)
+  return string.format('(%.17g', score)
+end
+
+-- Put late messages aside, and forget those that are too late, and those that have left the line.
+local function tidy(line, order)
+  local late = redis.call(
+    'ZRANGEBYSCORE', line, 0, '(' .. now - LATE_ENOUGH, 'WITHSCORES', 'LIMIT', 0, MOST)
+  for index = 1, #late, 2 do
+    redis.call('ZADD', line, late[index + 1] - GONE, late[index])
+    redis.call('ZADD', order, 'XX', 'INCR', AWAY, late[index])
+  end
+  local too_late = redis.call('ZRANGEBYSCORE', line, '-inf', now - LATE - GONE, 'LIMIT', 0, MOST)
+  for _, member in ipairs(too_late) do
+    redis.call('ZREM', line, member)
+    redis.call('ZREM', order, member)
+  end
+  local first = redis.call('ZRANGE', order, 0, 0)[1]
+  while first and not redis.call('ZSCORE', line, first) do
+    redis.call('ZREM', order, first)
+    first = redis.call('ZRANGE', order, 0, 0)[1]
+  end
+end
+
 for log, number in ipairs(logs) do
-  local kind, line = kinds[number], 1 + #logs + log
+  local kind, order = kinds[number], described[3][log]
   local state = {
     index = 1 + log, limits = kind[1], calendars = kind[2], most = kind[3], kind = kind,
-    line = kind[5] == 1 and line or 0, note = line,
-    taken = {}, periods = {}, in_hand = 0, behind = 0, waiting = 0}
+    note = 1 + #logs + log, gives_turns = order > 0, order = KEYS[order], clock = KEYS[order + 1],
+    taken = {}, periods = {}, in_hand = 0, behind = 0, classes = {}, ends = {}}
+  state.line = KEYS[state.note]
   state.empty = redis.call('EXISTS', KEYS[state.index]) == 0
   for index = 1, #state.limits, 2 do
     state.taken[index] = state.empty and 0 or redis.call(
@@ -82,87 +123,127 @@ for log, number in ipairs(logs) do
     -- A permit that was settled in this very ms has a time that is rounded up.
     state.in_hand = redis.call('ZCOUNT', KEYS[state.index], '(' .. now + 1, '+inf')
   end
-  if state.line > 0 and redis.call('EXISTS', KEYS[state.line]) == 1 then
-    redis.call('ZREMRANGEBYSCORE', KEYS[state.line], '-inf', now - LATE)
-    state.waiting = redis.call('ZCARD', KEYS[state.line])
+  state.waited = redis.call('EXISTS', state.line) == 1
+  state.waits = state.waited
+  if state.gives_turns and state.waited then
+    tidy(state.line, state.order)
   end
-  state.noted = state.line == 0 and redis.call('EXISTS', KEYS[state.note]) == 1
   states[log] = state
 end
 
--- When the log alone has room again for a request after `ahead` others, and which limit says so.
-local function free_at(state, ahead)
-  local at, limit = now, nil
+local function room_of(state)
+  local room = math.huge
   for index, taken in pairs(state.taken) do
-    local count, length = state.limits[index], state.limits[index + 1]
-    if taken >= count then
-      local nth = score_at(KEYS[state.index], count - 1 - ahead % count)
-      local free = math.min(nth, now) + (1 + math.floor(ahead / count)) * length
-      if free > at then
-        at, limit = free, (index + 1) / 2
-      end
-    end
+    room = math.min(room, state.limits[index] - taken)
   end
   for number, period in ipairs(state.periods) do
-    local calendar = state.calendars[number]
-    if period.taken >= calendar[1] and calendar[period.at + 1] > at then
-      at, limit = calendar[period.at + 1], #state.limits / 2 + number
-    end
+    room = math.min(room, state.calendars[number][1] - period.taken)
   end
-  if state.most > 0 and state.in_hand >= state.most and now + BUSY > at then
-    at, limit = now + BUSY, #state.limits / 2 + #state.calendars + 1
-  end
-  return at, limit
+  return state.most > 0 and math.min(room, state.most - state.in_hand) or room
 end
 
--- The turn behind the line, from `start` on: where the requests before leave room in every limit;
--- and which limit says so.
-local function turn_behind(state, start)
+-- When a full log has room after `ahead` others, from `start` on, and which limit says so.
+local function turn_after(state, ahead, start)
   local turn, limit = start, nil
   local function later(free, number)
     if free > turn then
       turn, limit = free, number
     end
   end
+  local slack = state.gives_turns and SLACK or 1
   for index, taken in pairs(state.taken) do
     local count, length = state.limits[index], state.limits[index + 1]
-    if state.waiting >= count then
-      local before = math.max(score_at(KEYS[state.line], count - 1), now)
-      later(before + math.ceil(length * SLACK), (index + 1) / 2)
-    elseif taken + state.waiting >= count then
-      local nth = score_at(KEYS[state.index], count - state.waiting - 1)
-      later(math.min(nth, now) + length, (index + 1) / 2)
+    local rank = count - 1 - ahead % count
+    local first = start
+    if rank < taken then
+      first = math.max(start, math.min(score_at(KEYS[state.index], rank), now) + length)
     end
-  end
-  if state.most > 0 and state.in_hand + state.waiting >= state.most then
-    later(now + BUSY * (1 + math.floor(state.waiting / state.most)),
-      #state.limits / 2 + #state.calendars + 1)
+    if state.gives_turns or taken >= count then
+      later(first + math.ceil(math.floor(ahead / count) * length * slack), (index + 1) / 2)
+    end
   end
   for number, period in ipairs(state.periods) do
-    local calendar = state.calendars[number]
+    local calendar, left = state.calendars[number], ahead
     local free = calendar[#calendar]
     for index = period.at, #calendar - 1 do
-      local from, to = calendar[index], calendar[index + 1]
-      if turn < to then
-        local present = index == period.at
-        local taken = present and period.taken or 0
-        if state.waiting > 0 then
-          taken = taken + redis.call('ZCOUNT', KEYS[state.line], present and '-inf' or from, '(' .. to)
-        end
-        if taken < calendar[1] then
-          free = from
+      local room = calendar[1] - (index == period.at and period.taken or 0)
+      if calendar[index + 1] > start then
+        if left < room then
+          free = calendar[index]
           break
         end
+        left = left - math.max(0, room)
       end
     end
-    later(free, #state.limits / 2 + number)
+    if state.gives_turns or period.taken >= calendar[1] then
+      later(state.gives_turns and free or calendar[period.at + 1], #state.limits / 2 + number)
+    end
+  end
+  if state.most > 0 and state.in_hand + ahead >= state.most then
+    local busy = state.gives_turns and BUSY * (1 + math.floor(ahead / state.most)) or BUSY
+    later(start + busy, #state.limits / 2 + #state.calendars + 1)
   end
   return turn, limit
 end
 
-local function leave_line(state, member)
-  redis.call('ZREM', KEYS[state.line], member)
-  state.waiting = state.waiting - 1
+local function class_of(state, priority)
+  local class = state.classes[priority]
+  if not class then
+    class = {base = -priority * CLASS, time = 0}
+    if state.waited then
+      class.first = redis.call('ZRANGEBYSCORE', state.order, class.base, below(class.base + CLASS),
+        'WITHSCORES', 'LIMIT', 0, 1)[2]
+      class.first = class.first and class.first - class.base
+      class.time = (score_of(state.clock, priority) or class.base) - class.base
+      class.time = math.max(class.time, class.first or 0)
+    end
+    state.classes[priority] = class
+  end
+  return class
+end
+
+-- Where the share's last message ends.
+local function end_of(state, class, name)
+  if not state.ends[name] then
+    local last = state.waited and score_of(state.clock, name)
+    state.ends[name] = {at = last and last - class.base or 0, class = class}
+  end
+  return state.ends[name]
+end
+
+-- The score of a request in the order; whether it was there; the end of its share, if not.
+local function place_of(state, member, priority, share)
+  local class = class_of(state, priority)
+  local place = state.waits and score_of(state.order, member)
+  place = place and (place >= AWAY / 2 and place - AWAY or place)
+  if place and place >= class.base and place < class.base + CLASS then
+    return place
+  end
+  local last = end_of(state, class, priority .. ':' .. share)
+  return class.base + math.max(class.time, last.at), last
+end
+
+-- How many messages a request yields to: those called for that are before it. Where shares are not
+-- told apart, those of its class whose turn was before its own do not count: they change turns.
+local function called_before(state, member, place, base, share)
+  if not state.called then
+    state.called = {}
+    local called = redis.call('ZRANGEBYSCORE', state.line, now - LATE_ENOUGH, now + SOON,
+      'WITHSCORES', 'LIMIT', 0, MOST)
+    for index = 1, #called, 2 do
+      local at = score_of(state.order, called[index])
+      state.called[called[index]] = at and {place = at, turn = tonumber(called[index + 1])}
+    end
+  end
+  local own = state.called[member]
+  local turn = share == '' and own and own.turn <= now and own.turn or 0
+  local number = 0
+  for _, other in pairs(state.called) do
+    if other.place < place and (other.place < base or other.turn > turn) then
+      number = number + 1
+    end
+  end
+  return number
 end
 
 local closings = {}
@@ -176,21 +257,26 @@ local function closed_until(index)
   return math.max(now, closings[index])
 end
 
--- The message that has missed its turn, if any; the request that takes its room gives it another.
-local function late_one(state)
-  if state.waiting == 0 then
-    return nil
+local function leave_line(state, member)
+  redis.call('ZREM', state.line, member)
+  if state.gives_turns then
+    redis.call('ZREM', state.order, member)
+    if state.called then
+      state.called[member] = nil
+    end
   end
-  local first = redis.call('ZRANGE', KEYS[state.line], 0, 0, 'WITHSCORES')
-  return tonumber(first[2]) < now - LATE_ENOUGH and first[1] or nil
 end
 
-local function take(mine, id, own, late)
-  for index, state in ipairs(mine) do
-    if late[index] then
-      redis.call('ZADD', KEYS[state.line], own[index] or turn_behind(state, now), late[index])
-      state.joined = true
-    end
+local function pay(asked, cost)
+  if asked.last then
+    asked.last.at = asked.place - asked.last.class.base + cost
+    asked.last.is_new = true
+  end
+end
+
+local function take(asks, id, priority, cost)
+  for _, asked in ipairs(asks) do
+    local state = asked.state
     redis.call('ZADD', KEYS[state.index], now + within, id)
     for limit, taken in pairs(state.taken) do
       state.taken[limit] = taken + 1
@@ -200,31 +286,41 @@ local function take(mine, id, own, late)
     end
     state.in_hand = state.in_hand + 1
     state.touched, state.was_empty, state.empty = true, state.was_empty or state.empty, false
-    if own[index] then
+    if state.waits then
       leave_line(state, string.sub(id, 1, 16))
-    elseif state.line == 0 and state.noted then
-      redis.call('ZREM', KEYS[state.note], string.sub(id, 1, 16))
+    end
+    if state.gives_turns then
+      local class = class_of(state, priority)
+      local start = asked.place - class.base
+      class.time = math.max(class.time, math.min(start, class.first or start))
+      pay(asked, cost)
     end
   end
 end
 
-local function join_line(mine, member, own, binding, turn)
-  for index, state in ipairs(mine) do
-    if index ~= binding then
-      if own[index] then
-        leave_line(state, member)
-      end
-    elseif state.line == 0 then
-      state.behind = state.behind + 1
-      redis.call('ZREMRANGEBYSCORE', KEYS[state.note], '-inf', now)
-      redis.call('ZADD', KEYS[state.note], turn, member)
-      state.joined, state.noted = true, true
-    elseif own[index] ~= turn and not (own[index] and own[index] <= now) then
-      redis.call('ZADD', KEYS[state.line], turn, member)
-      state.waiting = state.waiting + 1
-      state.joined = true
-    end
+-- Stand in the order, as far as the turn is to be known.
+local function stand(state, member, place)
+  if not state.waits then
+    redis.call('DEL', state.order, state.clock)
+    state.waits = true
   end
+  redis.call('ZADD', state.order, place, member)
+  return redis.call('ZRANK', state.order, member)
+end
+
+local function join_line(asked, member, turn, cost)
+  local state = asked.state
+  state.waits = true
+  if state.gives_turns then
+    pay(asked, cost)
+    if state.called and turn <= now + SOON then
+      state.called[member] = {place = asked.place, turn = turn}
+    end
+  else
+    state.behind = state.behind + 1
+    redis.call('ZREMRANGEBYSCORE', state.line, '-inf', now)
+  end
+  redis.call('ZADD', state.line, turn, member)
 end
 
 -- Remove a permit that a rebuild put there, so that its request is judged.
@@ -251,57 +347,59 @@ local function forget_restored(state, id)
 end
 
 local reply = {}
-for request, indexes in ipairs(wanted) do
+for request, words in ipairs(wanted) do
   local id = ARGV[3 + request]
   local member = string.sub(id, 1, 16)
-  local closed = closed_until(indexes[1])
-  local mine, own = {}, {}
-  for index = 2, #indexes do
-    local state = states[indexes[index]]
+  local closed, priority, cost = closed_until(words[1]), words[2], words[4]
+  local asks, at, binding, limit = {}, closed, nil, nil
+  for index = 5, #words do
+    local state = states[words[index]]
     if not state.empty then
       forget_restored(state, id)
     end
-    mine[index - 1] = state
-    own[index - 1] = state.waiting > 0 and tonumber(redis.call('ZSCORE', KEYS[state.line], member) or nil)
-  end
-  local at, binding, limit, late = closed, nil, nil, {}
-  for index, state in ipairs(mine) do
-    local mine_at, turn, why
-    local ahead = own[index] and redis.call('ZRANK', KEYS[state.line], member) or state.behind
-    local free, short = free_at(state, ahead)
-    if state.line == 0 then
-      mine_at = math.max(free, closed)
-    elseif own[index] and own[index] <= now and closed == now then
-      mine_at = free
-    elseif own[index] and own[index] > now and own[index] >= closed then
-      late[index] = free == now and closed == now and late_one(state) or nil
-      mine_at = late[index] and now or own[index]
-    else
-      if own[index] then
-        leave_line(state, member)
-        own[index] = nil
+    local asked = {state = state, log = words[index]}
+    local room = closed == now and room_of(state) or 0
+    if state.gives_turns then
+      asked.place, asked.last = place_of(state, member, priority, words[3])
+      if room > 0 and state.waits then
+        room = room - called_before(state, member, asked.place, -priority * CLASS, words[3])
       end
-      late[index] = free == now and closed == now and late_one(state) or nil
-      turn, why = turn_behind(state, closed)
-      mine_at = late[index] and now or turn
     end
-    if not binding or mine_at > at or (mine_at == at and state.line > 0) then
-      binding, limit = index, mine_at > closed and (why or short or 1)
+    asked.is_refused = room <= 0
+    asks[#asks + 1] = asked
+  end
+  local state = asks[1] and asks[1].state
+  if state and not state.empty and redis.call('ZSCORE', KEYS[state.index], id) then
+    at = now
+  else
+    for _, asked in ipairs(asks) do
+      if asked.is_refused then
+        local ahead = asked.state.behind
+        if asked.state.gives_turns then
+          ahead = stand(asked.state, member, asked.place)
+        end
+        local turn, short = turn_after(asked.state, ahead, closed)
+        if not binding or turn > at or (turn == at and asked.state.gives_turns) then
+          at, binding, limit = turn, asked, short
+        end
+      end
     end
-    at = math.max(at, mine_at)
+    if at == now then
+      take(asks, id, priority, cost)
+    elseif binding then
+      for _, asked in ipairs(asks) do
+        if asked == binding then
+          join_line(asked, member, at, cost)
+        elseif asked.state.gives_turns and asked.state.waits then
+          leave_line(asked.state, member)
+        end
+      end
+    end
   end
-  local wait = at - now
-  if mine[1] and not mine[1].empty and redis.call('ZSCORE', KEYS[mine[1].index], id) then
-    wait = 0
-  elseif wait == 0 then
-    take(mine, id, own, late)
-  elseif binding then
-    join_line(mine, member, own, binding, at)
-  end
-  local shown = wait > 0 and limit
-  reply[#reply + 1] = wait
-  reply[#reply + 1] = shown and indexes[1 + binding] or 0
-  reply[#reply + 1] = shown or 0
+  local is_told = at > now and closed == now and limit
+  reply[#reply + 1] = at - now
+  reply[#reply + 1] = is_told and binding.log or 0
+  reply[#reply + 1] = is_told or 0
 end
 
 -- Other processes may have longer limits on the same log: it reaches as far back as the epoch says.
@@ -323,9 +421,31 @@ local function reach_of(kind)
   return reach
 end
 
+-- Note how far the classes and the shares of a line have come; nothing where nobody waits.
+local function note_times(state, ends)
+  for name, last in pairs(state.ends) do
+    if last.is_new then
+      redis.call('ZADD', state.clock, last.class.base + last.at, name)
+    end
+  end
+  for priority, class in pairs(state.classes) do
+    redis.call('ZADD', state.clock, class.base + class.time, priority)
+    redis.call('ZREMRANGEBYSCORE', state.clock, class.base, below(class.base + class.time))
+  end
+  redis.call('PEXPIREAT', state.order, ends)
+  redis.call('PEXPIREAT', state.clock, ends)
+end
+
 for _, state in ipairs(states) do
-  if state.joined and redis.call('EXISTS', KEYS[state.note]) == 1 then
-    redis.call('PEXPIREAT', KEYS[state.note], score_at(KEYS[state.note], 0) + LATE)
+  if state.waits and redis.call('EXISTS', state.line) == 1 then
+    local last = score_at(state.line, 0)
+    local ends = (last < 0 and last + GONE or last) + LATE
+    redis.call('PEXPIREAT', state.line, ends)
+    if state.gives_turns then
+      note_times(state, ends)
+    end
+  elseif state.waits and state.gives_turns then
+    redis.call('DEL', state.order, state.clock)
   end
   if state.touched then
     if not state.was_empty then
