@@ -35,13 +35,15 @@ from dispatcher.quota import AnyQuota, Quota, parse_quota
 from dispatcher.redis.client import after_set_up
 from dispatcher.reservation import encoding as terms_of
 from dispatcher.reservation.booking import BookingRequest, Slot, Terms
-from dispatcher.reservation.encoding import Rules, longest_ms
+from dispatcher.reservation.encoding import longest_ms
 from dispatcher.reservation.fence import Fence
+from dispatcher.reservation.rulebook import RuleBook
 from dispatcher.reservation.upkeep import Upkeep
 from dispatcher.reservation.windows import Windows
 from dispatcher.scope import OWN_SCOPE
 from dispatcher.settings import Settings
 from dispatcher.times import periods, quiet_hours, zones
+from dispatcher.times.clock import SystemClock
 from dispatcher.times.quiet_hours import Hours
 from dispatcher.times.send_time import from_ms, to_ms
 
@@ -64,13 +66,9 @@ class Scope:
         self.client = redis.Redis.from_url(
             url, protocol=2, redis_connect_func=after_set_up(fence), retry=Retry(NoBackoff(), 0)
         )
-        self.windows = Windows(
-            self.client,
-            Rules({OWN_SCOPE: [quota]}),
-            keys=fence.keys,
-            under_way=timedelta(minutes=2),
-        )
-        upkeep = Upkeep(self.client, fence)
+        rules = RuleBook({OWN_SCOPE: [quota]}, lambda _: (), SystemClock())
+        self.windows = Windows(self.client, rules, keys=fence.keys, under_way=timedelta(minutes=2))
+        upkeep = Upkeep(self.client, fence, rules)
         rebuild = upkeep.begin()
         if rebuild is not None:
             upkeep.open(rebuild)

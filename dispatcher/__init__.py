@@ -71,6 +71,7 @@ if typing.TYPE_CHECKING:
     from dispatcher.store.listing import Counts, Load, OverdueFigure
     from dispatcher.store.lists import Pause, Suppression
     from dispatcher.submission.lists import Erased
+    from dispatcher.submission.quotas import ScopeQuotas
     from dispatcher.submission.reads import Reservation, Story
     from dispatcher.telemetry.liveness import Sign
 
@@ -127,6 +128,7 @@ __all__ = [
     "Reservation",
     "ReservationsUnavailable",
     "RuleRefusals",
+    "ScopeQuotas",
     "Settings",
     "Sign",
     "SlotRefused",
@@ -151,7 +153,8 @@ _MODULES = (
     "errors", "message", "selection", "body_types", "channel", "settings", "celery.install",
     "limiters.permits", "reservation.refusals", "reservation.timeline", "client",
     "operations.overview", "operations.verification",
-    "store.listing", "store.lists", "submission.lists", "submission.reads", "telemetry.liveness",
+    "store.listing", "store.lists", "submission.lists", "submission.quotas", "submission.reads",
+    "telemetry.liveness",
 )  # fmt: skip
 """The modules of the public names, the light ones first: the first use of a name looks for it."""
 

@@ -31,10 +31,11 @@ from dispatcher.operations.verification import Verification
 from dispatcher.quota import Limit, Quota
 from dispatcher.redis.client import connect_redis, ping
 from dispatcher.reservation.contents import Contents, RedisSurvey
-from dispatcher.reservation.encoding import Rules, longest_ms
+from dispatcher.reservation.encoding import longest_ms
 from dispatcher.reservation.fence import Fence
 from dispatcher.reservation.plan import Copies
 from dispatcher.reservation.refusals import RefusalLog
+from dispatcher.reservation.rulebook import RuleBook
 from dispatcher.reservation.timeline import Timelines
 from dispatcher.reservation.upkeep import Upkeep
 from dispatcher.reservation.windows import Windows
@@ -42,7 +43,7 @@ from dispatcher.settings import Settings
 from dispatcher.store.claims import Claims
 from dispatcher.store.database import Database
 from dispatcher.store.listing import Figures, Listing
-from dispatcher.store.lists import Pauses, PersonalData, Suppressions
+from dispatcher.store.lists import Pauses, PersonalData, ScopeSettings, Suppressions
 from dispatcher.store.maintenance import MOST_GRACES, StoreMaintenance, overdue
 from dispatcher.store.messages import Messages, StoppedMessages
 from dispatcher.store.notifications import Notifications
@@ -55,6 +56,7 @@ from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.lists import Erasure, PauseList, SuppressionList
 from dispatcher.submission.moves import Moves
 from dispatcher.submission.pipeline import Submitter
+from dispatcher.submission.quotas import QuotaList
 from dispatcher.submission.reads import StoryReader, TimelineReader
 from dispatcher.submission.reserver import Reserver
 from dispatcher.submission.sinks import CallersTransactions, DryRun, OwnTransaction
@@ -231,7 +233,12 @@ class App:
 
     # Windows and permits.
 
-    rules = wired(Rules, quotas=lambda app: app.settings.quotas_of)
+    scope_settings = wired(ScopeSettings)
+    rules = wired(
+        RuleBook,
+        quotas=lambda app: app.settings.quotas_of,
+        changed=lambda app: app.scope_settings.changed,
+    )
     windows = wired(
         Windows,
         client=lambda app: app.redis,
@@ -307,7 +314,7 @@ class App:
 
     timeline_reader = wired(
         TimelineReader,
-        timelines=lambda app: Timelines(app.contents, app.windows, app.settings.quotas_of),
+        timelines=lambda app: Timelines(app.contents, app.windows, app.rules),
     )
     moves = wired(Moves)
     changes = wired(Changes)
@@ -353,6 +360,7 @@ class App:
         kept_back=lambda app: or_(app.to_expire, app.paused),
     )
     store_maintenance = wired(StoreMaintenance)
+    quota_list = wired(QuotaList, store=lambda app: app.store_maintenance)
     delivery = wired(Delivery)
     group_queue = wired(GroupQueue, at_once=lambda app: app.settings.groups_at_once)
     ticks = wired(Ticks)
@@ -399,7 +407,7 @@ class App:
                 name: limits for name, limits in app.channel_limits.items() if limits
             },
         ),
-        timelines=lambda app: Timelines(app.plain_contents, app.windows, app.settings.quotas_of),
+        timelines=lambda app: Timelines(app.plain_contents, app.windows, app.rules),
     )
     verification = wired(Verification, store=lambda app: StoreMaintenance(app.database))
     broker_probe = wired(BrokerProbe, app=lambda app: app.publisher)

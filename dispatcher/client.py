@@ -69,6 +69,7 @@ from dispatcher.store.outbox import connection_of, session_of_loop
 from dispatcher.submission.changes import NewTime
 from dispatcher.submission.lists import Erased
 from dispatcher.submission.pipeline import LazyResults, OnProgress, Result
+from dispatcher.submission.quotas import ScopeQuotas
 from dispatcher.submission.reads import Story
 from dispatcher.submission.validation import (
     checked_scopes,
@@ -712,6 +713,28 @@ class Dispatcher:
         """Return the pauses in force, in the order of their kinds and names."""
         return tuple(self._app.pauses.in_force())
 
+    def set_quotas(self, kind: str, name: str, quotas: str | Iterable[str]) -> ScopeQuotas:
+        """Give one scope quotas of its own, instead of those of its kind in the settings.
+
+        ``kind`` has quotas there: one of ``scopes``, ``"recipient"`` (the scope of a message),
+        ``"recipient.<channel>"`` or ``"channel.<channel>"``. Every process judges by them within
+        5 s, each booking by these or by those before. What is booked stays; the result tells how
+        much of it is too much. Raises InvalidValue, StoreUnavailable, ReservationsUnavailable.
+        """
+        return self._app.quota_list.put(kind, name, quotas)
+
+    def unset_quotas(self, kind: str, name: str) -> ScopeQuotas:
+        """Give a scope the quotas of its kind again; see :meth:`set_quotas`."""
+        return self._app.quota_list.put(kind, name, None)
+
+    def quotas_of(self, kind: str, name: str) -> ScopeQuotas:
+        """Return the quotas of one scope, its own or those of its kind. Raises likewise."""
+        return self._app.quota_list.of(kind, name)
+
+    def scope_settings(self, kind: str | None = None) -> tuple[ScopeQuotas, ...]:
+        """Return the scopes with quotas of their own, in the order of kinds and names."""
+        return self._app.quota_list.all(kind)
+
     def verify_windows(self) -> Verified:
         """Compare the windows in Redis with the store; return every difference.
 
@@ -951,6 +974,10 @@ class Dispatcher:
     apause = awaited(pause)
     aresume = awaited(resume)
     apauses = awaited(pauses)
+    aset_quotas = awaited(set_quotas)
+    aunset_quotas = awaited(unset_quotas)
+    aquotas_of = awaited(quotas_of)
+    ascope_settings = awaited(scope_settings)
     averify_windows = awaited(verify_windows)
     arebuild_windows = awaited(rebuild_windows)
     aget = awaited(get)

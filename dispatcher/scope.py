@@ -59,6 +59,12 @@ def own_scope(name: str) -> Scope:
     return Scope(OWN_SCOPE, name, name)
 
 
+def scope_named(kind: str, name: str) -> Scope:
+    if kind == OWN_SCOPE or is_recipient_kind(kind):
+        return Scope(kind, name, name)
+    return Scope(kind, name, f"@{kind}" if kind == of_channel(name) else f"@{kind}:{name}")
+
+
 def counted(
     kinds: Container[str], *, scope: str, channel: str, scopes: Mapping[str, str] | None = None
 ) -> tuple[Scope, ...]:

@@ -443,21 +443,22 @@ class Settings(BaseSettings):
                 f"another one than {', '.join(RESERVED_KINDS)}, which every message has",
             )  # fmt: skip
         zones.rules(self.zone)
-        self._check_rules("quotas", self.quotas)
+        self.check_rules("quotas", self.quotas)
         for name, channel in self.channels.items():
-            self._check_rules(f"channels.{name}.quotas", channel.quotas)
-            self._check_rules(f"channels.{name}.recipient_quotas", channel.recipient_quotas)
-            self._check_rules(f"channels.{name}.limits", channel.limits)
+            self.check_rules(f"channels.{name}.quotas", channel.quotas)
+            self.check_rules(f"channels.{name}.recipient_quotas", channel.recipient_quotas)
+            self.check_rules(f"channels.{name}.limits", channel.limits)
             kinds = ("", "recipient", "campaign", *self.scopes)
             _require(
                 channel.fair_by in kinds, f"channels.{name}.fair_by",
                 f"there is no kind {quoted(channel.fair_by)}", ", ".join(filter(None, kinds)),
             )  # fmt: skip
         for kind, scopes in self.scopes.items():
-            self._check_rules(f"scopes.{kind}.quotas", scopes.quotas)
+            self.check_rules(f"scopes.{kind}.quotas", scopes.quotas)
         return self
 
-    def _check_rules(self, field: str, rules: Iterable[AnyQuota | AnyLimit]) -> None:
+    def check_rules(self, field: str, rules: Iterable[AnyQuota | AnyLimit]) -> None:
+        """Raise InvalidSettings for what reaches further than messages are kept or promised."""
         for rule in rules:
             length = timedelta(milliseconds=rule.longest_ms)
             if isinstance(rule, Quota):

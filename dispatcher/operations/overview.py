@@ -17,7 +17,7 @@ from dispatcher.message import Status
 from dispatcher.quota import CalendarLimit, Limit
 from dispatcher.reservation.booking import Terms
 from dispatcher.reservation.timeline import Timelines
-from dispatcher.scope import Scope, of_channel, own_scope
+from dispatcher.scope import Scope, of_channel, own_scope, scope_named
 from dispatcher.settings import Settings
 from dispatcher.store.listing import Counts, DueByMinute, Figures, Load, Of, OverdueFigure
 from dispatcher.store.lists import Pause, Pauses
@@ -354,8 +354,7 @@ def _spare(
 def _scope(of: Of, name: str) -> Scope:
     if of != "channel":
         return own_scope(name)
-    kind = of_channel(name)
-    return Scope(kind, name, f"@{kind}")
+    return scope_named(of_channel(name), name)
 
 
 def _check_length(field: str, length: object) -> None:

@@ -11,9 +11,10 @@ from itertools import chain
 from typing import NamedTuple
 from uuid import UUID
 
-from dispatcher.redis.keys import ShardKeys, scope_kind_of, scope_of
+from dispatcher.redis.keys import ShardKeys, scope_of
 from dispatcher.reservation.contents import Contents, MemberState
-from dispatcher.reservation.encoding import ID_BYTES, id_of, member_of
+from dispatcher.reservation.encoding import ID_BYTES, id_of, longest_ms, member_of
+from dispatcher.reservation.rulebook import RuleBook
 from dispatcher.scope import Scope
 from dispatcher.settings import Settings
 from dispatcher.store.maintenance import ReservationRow, ReservationState, StoreMaintenance
@@ -114,6 +115,7 @@ class Verification:
     clock: Clock
     store: StoreMaintenance
     contents: Contents
+    rules: RuleBook
 
     def verify(self) -> Verified:
         """Compare everything. Raises ReservationsUnavailable and StoreUnavailable."""
@@ -135,7 +137,7 @@ class Verification:
 
     def _missing(self, tally: _Tally) -> Iterator[Collection[_Place]]:
         """Yield, in pages, where the store has messages that Redis seems to have otherwise."""
-        memory = timedelta(milliseconds=max(self.contents.fence.reaches_ms.values()))
+        memory = timedelta(milliseconds=self.rules.fresh().longest_ms)
         for page in self.store.reservations(memory=memory, batch=_BATCH):
             tally.messages += len(page)
             expected = {
@@ -187,7 +189,7 @@ class Verification:
     ) -> Fault | None:
         expected_ms, booked_ms = self._expected_ms(place, state), member.at_ms
         latest_ms = max(expected_ms or 0, booked_ms or 0)
-        reach_ms = self.contents.fence.reaches_ms.get(scope_kind_of(place.window))
+        reach_ms = longest_ms(self.rules.latest.quotas(*(scope_of(place.window) or ("", ""))))
         if expected_ms == booked_ms or (reach_ms and latest_ms <= now_ms - reach_ms):
             return None
         if booked_ms is None:

@@ -74,6 +74,11 @@ class ShardKeys(_PartKeys):
         """ZSET of one scope's reservations; member: message id and tail, score: send_at, ms."""
         return f"{self.contents}@{kind}:{scope}" if kind else f"{self.contents}:{scope}"
 
+    @cached_property
+    def reaches(self) -> str:
+        """HASH of windows that reach further back than their kind; value: how far, ms."""
+        return f"{self._prefix}:reaches"
+
     def duplicates(self, idempotency_key: str) -> str:
         """HASH of the submits under way with one idempotency key."""
         digest = hashlib.sha256(idempotency_key.encode()).hexdigest()[:32]

@@ -10,7 +10,7 @@ from dispatcher.errors import DuplicateUnderWay, IdempotencyConflict, SlotRefuse
 from dispatcher.message import new_id
 from dispatcher.quota import AnyQuota
 from dispatcher.redis.keys import ShardKeys
-from dispatcher.reservation.encoding import member_of, new_tail
+from dispatcher.reservation.encoding import Rules, member_of, new_tail
 from dispatcher.scope import Scope, own_scope
 from dispatcher.times.quiet_hours import Hours
 
@@ -62,11 +62,15 @@ class Submit:
 
 
 class Leg(NamedTuple):
-    """Those scopes of a message that lie in one shard; one script judges their windows together."""
+    """Those scopes of a message that lie in one shard; one script judges their windows together.
+
+    All steps of a judgement are by these ``rules``.
+    """
 
     keys: ShardKeys
     terms: Terms
     scopes: tuple[Scope, ...]
+    rules: Rules
 
     @property
     def windows(self) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -72,8 +73,10 @@ class Contents:
             if opened
         }
 
-    def members(self, window: bytes, from_ms: int, until_ms: int) -> list[Member]:
-        """Return the members of a window from ``from_ms`` until before ``until_ms``, in order."""
+    def members(
+        self, window: bytes, from_ms: int, until_ms: int, *, most: float = inf
+    ) -> list[Member]:
+        """Return the members of a window in a stretch of time in order, about ``most`` of them."""
         members: list[Member] = []
         stretch = ("ZRANGEBYSCORE", window, from_ms, f"({until_ms}", "WITHSCORES", "LIMIT")
         while True:
@@ -81,7 +84,7 @@ class Contents:
             members += (
                 (member, int(score)) for member, score in zip(page[::2], page[1::2], strict=True)
             )
-            if len(page) < 2 * _PAGE:
+            if len(page) < 2 * _PAGE or len(members) >= most:
                 return members
 
     def counts(self, window: bytes, stretches: Sequence[tuple[int, int]]) -> list[int]:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from operator import attrgetter
 from secrets import token_hex
-from typing import TYPE_CHECKING, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from dispatcher.errors import ReservationsUnavailable
@@ -99,21 +100,49 @@ class QuotaSet:
         )
 
 
-class Rules:
-    """The quotas of every kind of scope, as ``lua/rule.lua`` reads them."""
+Named = tuple[str, str]
+"""Kind and name of a scope."""
 
-    def __init__(self, quotas: Mapping[str, Sequence[AnyQuota]]) -> None:
-        self._sets = {kind: QuotaSet(of_kind) for kind, of_kind in quotas.items()}
+
+class Rules:
+    """The quotas of every kind of scope, as ``lua/rule.lua`` reads them, and those of single ones.
+
+    Nothing changes them: what is judged by one of these objects is judged by one set a scope.
+    """
+
+    def __init__(
+        self,
+        quotas: Mapping[str, Sequence[AnyQuota]],
+        own: Mapping[Named, QuotaSet] = MappingProxyType({}),
+    ) -> None:
+        self.own = own
+        of_kinds = {kind: QuotaSet(of_kind) for kind, of_kind in quotas.items()}
+        self._sets: dict[Any, QuotaSet] = {**of_kinds, **own}
+        """By kind; those of single scopes by kind and name."""
+        self._key: Callable[[Scope], str | Named] = self._key_of if own else _kind
         self.unchanging = cache(self._unchanging)
-        """What :meth:`table` returns for scopes of these kinds, unless that depends on the time."""
+        """What :meth:`table` returns for these sets, unless that depends on the time."""
+
+    def quotas(self, kind: str, name: str) -> Sequence[AnyQuota]:
+        """Return the quotas of a scope, of its own or of its kind, calendar quotas last."""
+        of = self._sets.get((kind, name)) or self._sets.get(kind)
+        return of.quotas if of else ()
+
+    @property
+    def longest_ms(self) -> int:
+        return max(longest_ms(of.quotas) for of in self._sets.values())
+
+    def _key_of(self, scope: Scope) -> str | Named:
+        named = scope.kind, scope.name
+        return named if named in self.own else scope.kind
 
     def quota(self, scope: Scope, index: int) -> AnyQuota:
-        return self._sets[scope.kind].quotas[index - 1]
+        return self._sets[self._key(scope)].quotas[index - 1]
 
-    def _unchanging(self, kinds: tuple[str, ...]) -> Judged | None:
-        sets = [self._sets[kind].fixed for kind in kinds]
+    def _unchanging(self, keys: tuple[str | Named, ...]) -> Judged | None:
+        sets = [self._sets[key].fixed for key in keys]
         fixed = tuple(rule_set for rule_set in sets if rule_set is not None)
-        return (fixed, _NO_BLACKOUTS) if len(fixed) == len(kinds) else None
+        return (fixed, _NO_BLACKOUTS) if len(fixed) == len(keys) else None
 
     def table(self, leg: Leg, at_ms: int, *, step: int = 0) -> Judged:
         """Return the rule sets of a leg, and the blackouts, for a search from ``at_ms`` on.
@@ -137,7 +166,7 @@ class Rules:
         periods = min(_FIRST_PERIODS << 2 * step, _MOST_PERIODS)
         sets = []
         for scope in scopes:
-            quota_set = self._sets[scope.kind]
+            quota_set = self._sets[self._key(scope)]
             rule_set = quota_set.fixed
             if rule_set is None:
                 bounds = [
@@ -172,7 +201,7 @@ class Rules:
             message_id, of, asked_ms, latest_ms, submit, tail, left_tail = booking
             table = None
             if of.quiet is None:
-                table = self.unchanging(tuple(map(_kind, leg.scopes)))
+                table = self.unchanging(tuple(map(self._key, leg.scopes)))
             has_extra = submit is not None or judged != b"" or left_tail is not None
             if table is None:
                 table, encode = self.table(leg, asked_ms, step=step), packed
@@ -193,7 +222,7 @@ class Rules:
 
 def longest_ms(quotas: Iterable[AnyQuota]) -> int:
     """Return how far apart in ms two times can be and still be counted together."""
-    return max(quota.longest_ms for quota in quotas)
+    return max((quota.longest_ms for quota in quotas), default=0)
 
 
 @lru_cache(maxsize=1 << 12)

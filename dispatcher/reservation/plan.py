@@ -16,7 +16,7 @@ from dispatcher.errors import ReservationsUnavailable, SlotRefused
 from dispatcher.redis.keys import PlanKeys, ShardKeys
 from dispatcher.redis.scripts import replies_to
 from dispatcher.reservation.booking import Answer, BookingRequest, planned_id
-from dispatcher.reservation.encoding import Rules
+from dispatcher.reservation.rulebook import RuleBook
 from dispatcher.reservation.shards import closed
 from dispatcher.reservation.windows import Windows
 from dispatcher.times.clock import Clock
@@ -43,7 +43,7 @@ class Copies(AbstractContextManager["Copies"]):
     def __init__(
         self,
         client: redis.Redis,
-        rules: Rules,
+        rules: RuleBook,
         *,
         keys: Sequence[ShardKeys],
         under_way: timedelta,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -24,7 +23,7 @@ from dispatcher.reservation.booking import (
     Slot,
     Submit,
 )
-from dispatcher.reservation.encoding import ENDLESS, ID_BYTES, Rules, member_of, new_tail
+from dispatcher.reservation.encoding import ENDLESS, ID_BYTES, member_of, new_tail
 
 CLOSED = "Redis windows are being rebuilt from SQL; retry in 1 s (needs a running worker and beat)"
 RETRY_AFTER = timedelta(seconds=1)
@@ -44,10 +43,9 @@ class Shards:
     The client makes calls again whose replies are lost: every script is idempotent.
     """
 
-    def __init__(self, client: redis.Redis, rules: Rules, *, under_way_ms: int) -> None:
+    def __init__(self, client: redis.Redis, *, under_way_ms: int) -> None:
         self._client = client
-        self._rules = rules
-        self._reserve_call = partial(rules.reserve_call, under_way_ms=under_way_ms)
+        self._under_way_ms = under_way_ms
         self._reserve = script("reservation/reserve")
         self._next_slot = script("reservation/next_slot")
         self._check = script("reservation/check")
@@ -64,8 +62,9 @@ class Shards:
             waiting.setdefault(leg.keys.shard, []).append(number)
         while waiting:
             calls = [
-                self._reserve_call(
+                requests[0][0].rules.reserve_call(
                     [requests[number] for number in numbers[:_MOST_AT_ONCE]],
+                    under_way_ms=self._under_way_ms,
                     pending_grace_ms=pending_grace_ms,
                 )
                 for numbers in waiting.values()
@@ -93,7 +92,7 @@ class Shards:
             words = [
                 start_ms,
                 free,
-                packed(self._rules.table(leg, start_ms, step=step)),
+                packed(leg.rules.table(leg, start_ms, step=step)),
             ]
             word, start_ms = self._run_once(self._next_slot, (names, words))
             if word == b"slot":
@@ -134,8 +133,9 @@ class Shards:
             if why and start_ms > booking.latest_ms:
                 # Before the requests behind it, which must not change what it is told.
                 return why._replace(until_ms=self.slot(leg, start_ms, booking.left))
-            call = self._reserve_call(
+            call = leg.rules.reserve_call(
                 [(leg, booking._replace(asked_ms=start_ms))],
+                under_way_ms=self._under_way_ms,
                 pending_grace_ms=pending_grace_ms,
                 step=step,
             )
@@ -157,8 +157,9 @@ class Shards:
             blocked = self._checked(leg, booking.left or booking.member, at_ms, own)
             if blocked is not None:
                 return blocked
-            call = self._reserve_call(
+            call = leg.rules.reserve_call(
                 [(leg, booking._replace(asked_ms=at_ms, latest_ms=at_ms))],
+                under_way_ms=self._under_way_ms,
                 pending_grace_ms=pending_grace_ms,
                 judged=own,
             )
@@ -172,7 +173,7 @@ class Shards:
 
     def _checked(self, leg: Leg, own: bytes, at_ms: int, hold: bytes) -> Blocked | None:
         names = [leg.keys.pending, leg.keys.epoch, *leg.windows]
-        judged_by = packed(self._rules.table(leg, at_ms))
+        judged_by = packed(leg.rules.table(leg, at_ms))
         resume: Sequence[int] = (0, 0, 0)
         while True:
             words = [at_ms, own, hold, *resume, judged_by]
@@ -190,7 +191,7 @@ class Shards:
         scope = leg.scopes[index - 1]
         # A shorter member is no id, but counts against the quota.
         conflicting = tuple(UUID(bytes=id_) for id_ in members if len(id_) == ID_BYTES)
-        return Blocked(until_ms, scope, self._rules.quota(scope, number), conflicting)
+        return Blocked(until_ms, scope, leg.rules.quota(scope, number), conflicting)
 
     def _run_once(self, script: Script, call: Call) -> Any:
         return self._run(script, [call])[0]

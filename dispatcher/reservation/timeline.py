@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -23,6 +23,7 @@ from dispatcher.quota import AnyQuota, CalendarQuota, Quota
 from dispatcher.reservation.booking import Terms
 from dispatcher.reservation.contents import Contents
 from dispatcher.reservation.encoding import ID_BYTES, id_of
+from dispatcher.reservation.rulebook import RuleBook
 from dispatcher.reservation.windows import Windows
 from dispatcher.scope import Scope
 from dispatcher.times.periods import UNIT_MS, bounds
@@ -155,12 +156,10 @@ class Timeline:
 class Timelines:
     """Reads timelines. Every call raises ReservationsUnavailable like Windows."""
 
-    def __init__(
-        self, contents: Contents, windows: Windows, quotas: Mapping[str, Sequence[AnyQuota]]
-    ) -> None:
+    def __init__(self, contents: Contents, windows: Windows, rules: RuleBook) -> None:
         self._contents = contents
         self._slot_of = windows.next_slot
-        self._quotas = quotas
+        self._rules = rules
 
     def read(self, terms: Terms, start: datetime, end: datetime, *, now: datetime) -> Timeline:
         stretch = to_ms(start), to_ms(end)
@@ -184,7 +183,7 @@ class Timelines:
 
     def _window(self, scope: Scope, zone: str, edges: Sequence[int]) -> WindowTimeline:
         start, end = edges[0], edges[-1]
-        quotas = self._quotas[scope.kind]
+        quotas = self._rules.now().quotas(scope.kind, scope.name)
         earliest, latest = _reach(quotas, zone, start, end)
         _, window = self._contents.fence.window_of(scope)
 

@@ -30,10 +30,11 @@ from dispatcher.redis.keys import (
 )
 from dispatcher.redis.scripts import Call, replies_of, script
 from dispatcher.reservation.contents import Contents
-from dispatcher.reservation.encoding import ID_BYTES, id_of, member_of
+from dispatcher.reservation.encoding import ID_BYTES, id_of, longest_ms, member_of
 from dispatcher.reservation.fence import Fence, Part
 from dispatcher.reservation.plan import LIFE_MS
-from dispatcher.scope import Scope
+from dispatcher.reservation.rulebook import RuleBook
+from dispatcher.scope import Scope, scope_named
 from dispatcher.times.clock import MILLISECOND
 from dispatcher.times.send_time import from_ms, to_ms
 
@@ -123,20 +124,21 @@ class Upkeep(Contents):
         self,
         client: redis.Redis,
         fence: Fence,
+        rules: RuleBook,
         *,
         marker_life: timedelta = timedelta(seconds=15),
     ) -> None:
         super().__init__(client, fence)
+        self._rules = rules
         self._marker_life_ms = marker_life // MILLISECOND
-        self._keep_ms = max(fence.reaches_ms.values()) + KEEP_MS
         self._tidy_cursors: dict[str, int] = {}
         self._rebuild = script("reservation/rebuild")
         self._confirm = script("reservation/confirm")
 
     @property
     def memory(self) -> timedelta:
-        """How far back reservations still matter."""
-        return timedelta(milliseconds=self._keep_ms)
+        """How far back reservations still matter. Raises StoreUnavailable."""
+        return timedelta(milliseconds=self._rules.fresh().longest_ms + KEEP_MS)
 
     # Rebuild
 
@@ -248,6 +250,8 @@ class Upkeep(Contents):
 
     def open(self, rebuild: Rebuild) -> int:
         """Declare the parts complete; return how many were still this rebuild's to declare."""
+        own = self._rules.latest.own.items()
+        self.keep_longer((scope_named(*named), longest_ms(of.quotas)) for named, of in own)
         steps: list[_Step] = [
             (part, (), (marker.rpartition(":")[0], *self.fence.layout(part)))
             for part, marker in rebuild.markers.items()
@@ -340,6 +344,7 @@ class Upkeep(Contents):
             if not stored.get(id_of(member), pending_since_ms is not None)
             for command in (("ZREM", window, member), ("ZREM", keys.pending, member + window))
         )
+        self._ask([("HDEL", keys.reaches, window)])
 
     def restore_missing(self, rows: Sequence[Reserved]) -> int:
         """Add reservations that are missing; return how many were.
@@ -357,6 +362,16 @@ class Upkeep(Contents):
             )
         )
         return sum(replies[::2])
+
+    def keep_longer(self, reaches: Iterable[tuple[Scope, int]]) -> timedelta:
+        """Let windows keep as much as their own quotas count, in ms, if that is more than usual.
+
+        Return the longest of these.
+        """
+        longer = [(scope, ms) for scope, ms in reaches if ms > self.fence.reaches_ms[scope.kind]]
+        places = [(*self.fence.window_of(scope), reach_ms) for scope, reach_ms in longer]
+        self._ask(("HSET", keys.reaches, window, reach_ms) for keys, window, reach_ms in places)
+        return max((reach_ms for _, reach_ms in longer), default=0) * MILLISECOND
 
     def _places(self, rows: Iterable[Reserved]) -> Iterator[tuple[Reserved, ShardKeys, bytes]]:
         for row in rows:
@@ -387,12 +402,13 @@ class Upkeep(Contents):
     def _delete_old(self, windows: Collection[tuple[bytes, ShardKeys]]) -> int:
         """Delete what is older than the epoch promises: others may have longer quotas than we."""
         now = self.now_ms()
-        reaches = self._ask(
+        of_kind = self._ask(
             ("HGET", keys.epoch, f"reach:{scope_kind_of(window)}") for window, keys in windows
         )
+        of_own = self._ask(("HGET", keys.reaches, window) for window, keys in windows)
         before = {
-            window: now - int(reach) - KEEP_MS
-            for (window, _), reach in zip(windows, reaches, strict=True)
+            window: now - max(int(reach), int(own or 0)) - KEEP_MS
+            for (window, _), reach, own in zip(windows, of_kind, of_own, strict=True)
             if reach is not None
         }
         pages = self._ask(

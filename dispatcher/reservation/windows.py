@@ -36,6 +36,7 @@ from dispatcher.reservation.booking import (
     Terms,
 )
 from dispatcher.reservation.encoding import ENDLESS, Rules
+from dispatcher.reservation.rulebook import RuleBook
 from dispatcher.reservation.shards import Shards
 from dispatcher.scope import Scope
 from dispatcher.times.clock import MILLISECOND
@@ -75,26 +76,27 @@ class Windows:
     def __init__(
         self,
         client: redis.Redis,
-        rules: Rules,
+        rules: RuleBook,
         *,
         keys: Sequence[ShardKeys],
         under_way: timedelta,
     ) -> None:
         self._keys = tuple(keys)
-        self.shards = Shards(client, rules, under_way_ms=under_way // MILLISECOND)
+        self._rules = rules
+        self.shards = Shards(client, under_way_ms=under_way // MILLISECOND)
 
-    def legs(self, terms: Terms) -> list[Leg]:
+    def legs(self, terms: Terms, rules: Rules | None = None) -> list[Leg]:
         """Return the legs of a booking with these terms, in the order in which they are booked.
 
         All messages book the windows that they share in the same order, so that of two that want
         the same last reservations one gets them. The own scope comes first; others of its shard
         join it only where no other shard comes before.
         """
-        shards = self._keys
+        shards, rules = self._keys, rules or self._rules.latest
         home = terms.scopes[0].home
         own = shards[shard_of(home, len(shards))]
         if len(terms.scopes) == 1:
-            return [Leg(own, terms, terms.scopes)]
+            return [Leg(own, terms, terms.scopes, rules)]
         near = [scope for scope in terms.scopes if scope.home == home]
         far: dict[ShardKeys, list[Scope]] = {}
         for scope in terms.scopes:
@@ -103,14 +105,14 @@ class Windows:
         ordered = sorted(far, key=lambda keys: keys.shard)
         if ordered and ordered[0] == own:
             near += far[ordered.pop(0)]
-        others = [Leg(keys, terms, tuple(far[keys])) for keys in ordered]
-        return [Leg(own, terms, tuple(near)), *others]
+        others = [Leg(keys, terms, tuple(far[keys]), rules) for keys in ordered]
+        return [Leg(own, terms, tuple(near), rules), *others]
 
-    def _legs_of(self, requests: Sequence[BookingRequest]) -> list[list[Leg]]:
+    def _legs_of(self, requests: Sequence[BookingRequest], rules: Rules) -> list[list[Leg]]:
         if len(self._keys) > 1:
-            return [self.legs(request.terms) for request in requests]
+            return [self.legs(request.terms, rules) for request in requests]
         [keys] = self._keys
-        return [[Leg(keys, request.terms, request.terms.scopes)] for request in requests]
+        return [[Leg(keys, request.terms, request.terms.scopes, rules)] for request in requests]
 
     def book(
         self,
@@ -129,7 +131,7 @@ class Windows:
         some may be booked, and the caller withdraws all.
         """
         grace_ms = grace // MILLISECOND
-        legs_of = self._legs_of(requests)
+        legs_of = self._legs_of(requests, self._rules.now())
         answers: list[Answer] = []
         bookings: list[_Booking] = []
         try:
@@ -155,7 +157,7 @@ class Windows:
         return answers
 
     def next_slot(self, terms: Terms, after: datetime) -> datetime:
-        return from_ms(self._next_slot(self.legs(terms), to_ms(after)))
+        return from_ms(self._next_slot(self.legs(terms, self._rules.now()), to_ms(after)))
 
     def withdraw(self, requests: Sequence[BookingRequest]) -> list[bool]:
         """Release reservations; return of each whether its time is free.
@@ -163,7 +165,7 @@ class Windows:
         Where a duplicate submit relies on the same booking it stays; the last one to give up
         releases it.
         """
-        legs = self._legs_of(requests)
+        legs = self._legs_of(requests, self._rules.latest)
         freed = self.shards.release_many(
             (first, request.member, request.submit)
             for request, (first, *_) in zip(requests, legs, strict=True)

@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, Row, Select, Table, and_, case, func, lite
 
 from dispatcher.errors import MessageNotFound
 from dispatcher.message import Message, Status
-from dispatcher.scope import NO_SCOPE, of_channel, of_scope_on
+from dispatcher.scope import NO_SCOPE, OWN_SCOPE, of_channel, of_scope_on
 from dispatcher.selection import Page, Selection
 from dispatcher.store.database import Database
 from dispatcher.store.engines.types import database_now, later, minute_of
@@ -376,7 +376,7 @@ class Listing:
         one_of = [messages.c.channel.in_(selection.channels)] if selection.channels else []
         where: list[ColumnElement[bool]] = [tables.is_message, *one_of, *scan.where]
         where += [column == value for column, value in named.items() if value is not None]
-        where += [_counts_against(messages, kind, name) for kind, name in selection.scopes]
+        where += [counts_against(messages, kind, name) for kind, name in selection.scopes]
         if selection.campaign is not None and scan.finds:
             where.append(messages.c.campaign == selection.campaign)
         if selection.idempotency_key is not None:
@@ -572,8 +572,10 @@ def _by_channel(rows: Iterable[tuple[str, str, int]]) -> dict[str, dict[Status, 
     return {channel: dict(counts[channel]) for channel in sorted(counts)}
 
 
-def _counts_against(messages: Table, kind: str, name: str) -> ColumnElement[bool]:
+def counts_against(messages: Table, kind: str, name: str) -> ColumnElement[bool]:
     _, _, channel = kind.partition(".")
+    if kind == OWN_SCOPE:
+        return and_(messages.c.scope == name)
     if of_scope_on(channel) == kind:
         return and_(messages.c.channel == channel, messages.c.scope == name)
     if of_channel(channel) == kind:

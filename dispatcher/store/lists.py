@@ -1,4 +1,4 @@
-"""Opt-outs and pauses, and what the store knows of one recipient."""
+"""Opt-outs, pauses, settings of single scopes, and what the store knows of one recipient."""
 
 from __future__ import annotations
 
@@ -115,6 +115,41 @@ class Pauses:
         return [Pause._make(row) for row in self._database.read(query)]
 
 
+class ScopeSetting(NamedTuple):
+    """The quotas that one scope has of its own since ``changed_at``; None: it has none any more."""
+
+    kind: str
+    name: str
+    quotas: tuple[str, ...] | None
+    changed_at: datetime
+
+
+class ScopeSettings:
+    """Quotas of single scopes. A row whose quotas are gone stays, so that all processes learn."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._table = database.tables.scope_settings
+
+    def put(self, kind: str, name: str, quotas: Sequence[str] | None) -> None:
+        row, now = self._table.c, database_now()
+        values = {"quotas": quotas and list(quotas), "changed_at": now}
+        if quotas is None or not self._database.add_if_absent(
+            self._table, kind=kind, name=name, **values
+        ):
+            of_this = update(self._table).where(row.kind == kind, row.name == name)
+            self._database.execute(of_this.values(**values))
+
+    def changed(self, within: timedelta | None = None) -> list[ScopeSetting]:
+        """Return what was changed within that time; by default all that there is."""
+        row = self._table.c
+        query = select(row.kind, row.name, row.quotas, row.changed_at)
+        if within is not None:
+            query = query.where(row.changed_at > later(database_now(), -within))
+        return [ScopeSetting(kind, name, quotas and tuple(quotas), changed_at)
+                for kind, name, quotas, changed_at in self._database.read(query)]  # fmt: skip
+
+
 class PersonalData:
     """What is stored of one recipient. Every call may be run again. Raises StoreUnavailable."""
 
@@ -179,6 +214,8 @@ class PersonalData:
         pauses = tables.pauses.c
         is_own = (pauses.kind == PAUSED_RECIPIENT, pauses.name == scope_name(recipient))
         self._database.execute(delete(tables.pauses).where(*is_own))
+        own = tables.scope_settings
+        self._database.execute(delete(own).where(own.c.name == scope_name(recipient)))
         if not keep_opt_out:
             opt_outs = tables.suppressions
             self._database.execute(delete(opt_outs).where(opt_outs.c.recipient == recipient))

@@ -24,6 +24,7 @@ from dispatcher.store.claims import (
 from dispatcher.store.database import Database
 from dispatcher.store.engines.base import pages
 from dispatcher.store.engines.types import database_now, later, one_of
+from dispatcher.store.listing import counts_against
 from dispatcher.store.messages import free_key
 from dispatcher.store.schema import Tables
 from dispatcher.store.void_ids import ReservedTime
@@ -374,6 +375,19 @@ class StoreMaintenance:
             first, end = map(_first_id, created)
             query = query.where(by_id > first, by_id < end)
         for page in pages(self._database.read, query, [by_id], batch):
+            yield [ReservationRow._make(row) for row in page]
+
+    def reservations_of(
+        self, scope: Scope, *, memory: timedelta, batch: int
+    ) -> Iterator[list[ReservationRow]]:
+        """Yield reservations of past times from ``memory`` ago on that count against a scope."""
+        messages = self._tables.messages
+        query = self._reserved.where(
+            *self._holding_since(memory),
+            messages.c.send_at <= database_now(),
+            counts_against(messages, scope.kind, scope.name),
+        )
+        for page in pages(self._database.read, query, [messages.c.id], batch):
             yield [ReservationRow._make(row) for row in page]
 
     def count_reservations(self, *, memory: timedelta) -> int:

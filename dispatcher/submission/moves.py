@@ -24,6 +24,7 @@ from dispatcher.faults import fault
 from dispatcher.message import Message
 from dispatcher.reservation.booking import BookingRequest, Slot
 from dispatcher.reservation.encoding import longest_ms
+from dispatcher.reservation.rulebook import RuleBook
 from dispatcher.reservation.upkeep import Reserved
 from dispatcher.reservation.windows import Windows
 from dispatcher.scope import Scope
@@ -85,6 +86,7 @@ class Moves:
 
     settings: Settings
     clock: Clock
+    rules: RuleBook
     windows: Windows
     messages: Messages
     reserver: Reserver
@@ -149,6 +151,7 @@ class Moves:
         The first that was refused or shifted near a time that an earlier one is about to leave. One
         that gets the time it asked for would get it then, too.
         """
+        rules = self.rules.latest
         leaving: defaultdict[Scope, list[int]] = defaultdict(list)
         for index, move in enumerate(moves):
             if move.answer is None:
@@ -158,7 +161,7 @@ class Moves:
             until_ms = answer.at_ms if isinstance(answer, Slot) else to_ms(answer.next_slot)
             if not is_booked or until_ms != request.asked_ms:
                 for scope in request.terms.scopes:
-                    reach_ms = longest_ms(self.settings.quotas_of[scope.kind])
+                    reach_ms = longest_ms(rules.quotas(scope.kind, scope.name))
                     before = bisect_left(leaving[scope], until_ms + reach_ms)
                     if bisect_right(leaving[scope], request.asked_ms - reach_ms) < before:
                         return index

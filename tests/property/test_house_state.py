@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,10 @@ from dispatcher.errors import (
     TooLate,
 )
 from dispatcher.message import Message, Rejection, new_id
+from dispatcher.quota import parse_quota
 from dispatcher.reservation.booking import Submit
 from dispatcher.reservation.encoding import member_of
+from dispatcher.scope import scope_named
 from dispatcher.store.messages import NewSlot
 from dispatcher.submission.pipeline import Result
 from dispatcher.submission.validation import validate
@@ -43,6 +46,8 @@ from tests.support.house import (
 )
 from tests.support.house_model import (
     FAR_AWAY,
+    OF_ONE,
+    OWN_QUOTAS,
     QUIET,
     SETTINGS,
     Accepted,
@@ -86,6 +91,8 @@ class HouseMachine(RuleBasedStateMachine):
         self.house.sql("DELETE FROM dispatcher_idempotency_keys")
         self.house.open()
         self.house.moved.set_wall(FAR)
+        for of_one in self.house.dispatcher.scope_settings():
+            self.house.dispatcher.unset_quotas(of_one.kind, of_one.name)
         self.model = HouseModel(self.house, {"memory": (QUIET,)}, to_ms(FAR))
 
     @rule(some=st.lists(asks, min_size=1, max_size=4))
@@ -340,6 +347,20 @@ class HouseMachine(RuleBasedStateMachine):
             self.model.closed = {number}
             self.end_duplicates()
 
+    @rule(of_one=st.sampled_from(OF_ONE), quotas=st.sampled_from(OWN_QUOTAS))
+    def change_quotas(self, of_one: tuple[str, str], quotas: str | None) -> None:
+        """Also while windows are closed; then only what is over cannot be told."""
+        kind, name = of_one
+        with suppress(ReservationsUnavailable):
+            if quotas is None:
+                self.house.dispatcher.unset_quotas(kind, name)
+            else:
+                self.house.dispatcher.set_quotas(kind, name, quotas)
+        scope = scope_named("" if kind == "recipient" else kind, name)
+        self.model.changed.add(scope)
+        texts = quotas.split(",") if quotas else ()
+        self.model.ledger.own[scope] = tuple(map(parse_quota, texts))
+
     @SOMETHING
     @rule(minutes=st.integers(1, 2))
     def wait(self, minutes: int) -> None:
@@ -385,7 +406,7 @@ class HouseMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_quota_is_broken(self) -> None:
-        for scope in self.model.ledger.places:
+        for scope in self.model.ledger.places.keys() - self.model.changed:
             times = sorted(self.model.promised(scope).values())
             assert self.model.ledger.broken(scope, times) == []
 

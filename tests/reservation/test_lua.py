@@ -159,7 +159,6 @@ from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import ShardKeys
 from dispatcher.redis.scripts import Script, replies_of
-from dispatcher.reservation.shards import Shards
 from dispatcher.reservation.booking import BookingRequest, Leg
 from dispatcher.reservation.booking import Terms
 from dispatcher.reservation.encoding import Rules
@@ -169,10 +168,10 @@ def stop(*_):
     raise TimeoutError
 
 terms = Terms.own("ada")
-leg = Leg(ShardKeys("test", 0), terms, terms.scopes)
-asked = [(leg, BookingRequest(new_id(), terms, 10**12, 10**12 + 1))] * 5_000
 rules = Rules({OWN_SCOPE: [Quota(1, 60_000)]})
-names, words = Shards(None, rules, under_way_ms=60_000)._reserve_call(asked)
+leg = Leg(ShardKeys("test", 0), terms, terms.scopes, rules)
+asked = [(leg, BookingRequest(new_id(), terms, 10**12, 10**12 + 1))] * 5_000
+names, words = rules.reserve_call(asked, under_way_ms=60_000)
 
 class Client:
     def execute_command(self, *command):

@@ -130,6 +130,8 @@ class HouseModel:
     keys: dict[str, UUID] = field(default_factory=dict)
     orphans: dict[tuple[str, tuple[int, UUID | None]], Orphan] = field(default_factory=dict)
     closed: set[int] = field(default_factory=set)
+    changed: set[Scope] = field(default_factory=set)
+    """Scopes whose quotas were others once: what is booked may break those of now."""
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.house.settings.quotas_of)
@@ -290,6 +292,15 @@ SETTINGS: dict[str, Any] = {
     "scopes": {"tenant": {"quotas": "2/5 minute, 6/hour in Europe/Berlin"}},
     "reconcile_grace": 1_800,
 }
+
+OWN_QUOTAS = (
+    None, "1/minute", "3/10 minute", "1/day in Asia/Kathmandu", "9/2 minute, 20/hour in local",
+)  # fmt: skip
+OF_ONE = (
+    ("tenant", "acme"), ("recipient", "ada"), ("recipient.memory", "ada"),
+    ("channel.memory", "memory"),
+)  # fmt: skip
+"""Scopes that may have quotas of their own, by kind and name."""
 
 offsets = st.one_of(
     st.integers(2, 10).map(lambda steps: steps * STEP),

@@ -180,6 +180,11 @@ class Ledger:
     places: dict[Scope, dict[UUID, int]] = field(default_factory=dict)
     holders: dict[UUID, UUID] = field(default_factory=dict)
     """Whose the places are that are booked under another id: the second ones of dead moves."""
+    own: dict[Scope, Sequence[AnyQuota]] = field(default_factory=dict)
+    """The quotas of single scopes."""
+
+    def of(self, scope: Scope) -> Sequence[AnyQuota]:
+        return self.own.get(scope) or self.quotas[scope.kind]
 
     def book(self, scopes: Sequence[Scope], message_id: UUID, at: int) -> None:
         for scope in scopes:
@@ -222,16 +227,12 @@ class Ledger:
         return time
 
     def _rolling(self, scope: Scope) -> list[Quota]:
-        quotas = self.quotas[scope.kind]
+        quotas = self.of(scope)
         return [(rule.count, rule.length_ms) for rule in quotas if isinstance(rule, RollingQuota)]
 
     def broken(self, scope: Scope, times: list[int]) -> list[str]:
         """Name the quotas of a scope that these times break, but for those in local zones."""
-        return [
-            f"{quota} of {scope}"
-            for quota in self.quotas[scope.kind]
-            if self._is_broken(quota, times)
-        ]
+        return [f"{quota} of {scope}" for quota in self.of(scope) if self._is_broken(quota, times)]
 
     def check(
         self, wish: Wish, asked: int, refusal: SlotRefused, *, without: UUID | None = None
@@ -246,7 +247,7 @@ class Ledger:
             return
         assert isinstance(refusal, QuotaExceeded)
         [scope] = [scope for scope in wish.scopes if str(scope) == refusal.scope]
-        named = next(quota for quota in self.quotas[scope.kind] if str(quota) == refusal.quota)
+        named = next(quota for quota in self.of(scope) if str(quota) == refusal.quota)
         named_ids = refusal.conflicting
         assert len(named_ids) == min(named.count, _MOST_NAMED)
         if without not in self.holders.values():
@@ -275,7 +276,7 @@ class Ledger:
                 minute += MINUTE_MS
             yield minute
         for scope, members in zip(wish.scopes, windows, strict=True):
-            for quota in self.quotas[scope.kind]:
+            for quota in self.of(scope):
                 if isinstance(quota, RollingQuota):
                     continue
                 begins, ends = period(quota.unit, quota.zone or wish.zone, time)

@@ -23,11 +23,13 @@ from dispatcher.redis.client import after_set_up, repeated
 from dispatcher.redis.keys import ShardKeys, shard_of
 from dispatcher.redis.scripts import Script, source
 from dispatcher.reservation.booking import BookingRequest, Slot, Submit, Terms
-from dispatcher.reservation.encoding import Rules, longest_ms
+from dispatcher.reservation.encoding import longest_ms
 from dispatcher.reservation.fence import Fence
+from dispatcher.reservation.rulebook import RuleBook
 from dispatcher.reservation.upkeep import Unconfirmed, Upkeep
 from dispatcher.reservation.windows import Windows
 from dispatcher.scope import OWN_SCOPE, Scope
+from dispatcher.times.clock import SystemClock
 from dispatcher.times.send_time import from_ms, to_ms
 
 NAMESPACE = "test"
@@ -179,12 +181,13 @@ def reserving(
         socket_timeout=timeout,
         socket_connect_timeout=timeout,
     )
-    windows = Windows(client, Rules(rules), keys=fence.keys, under_way=timedelta(seconds=60))
+    book = RuleBook(rules, lambda _: (), SystemClock())
+    windows = Windows(client, book, keys=fence.keys, under_way=timedelta(seconds=60))
     return Reserving(
         client=client,
         fence=fence,
         windows=windows,
-        upkeep=Upkeep(client, fence),
+        upkeep=Upkeep(client, fence, book),
         namespace=namespace,
         shards=shards,
     )

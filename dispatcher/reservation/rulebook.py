@@ -1,0 +1,87 @@
+"""The rules in force in this process: quotas by the settings, and those of single scopes by SQL."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from threading import Lock
+
+from dispatcher.errors import InvalidValue, StoreUnavailable
+from dispatcher.quota import AnyQuota, parse_quota
+from dispatcher.reservation.encoding import Named, QuotaSet, Rules
+from dispatcher.scope import OWN_SCOPE
+from dispatcher.times.clock import Clock
+
+log = logging.getLogger(__name__)
+
+OWN_KIND = "recipient"
+"""How callers and the store name the kind of a message's own scope."""
+_FRESH_SECONDS, _BOUND_SECONDS = 2, 4
+_LATE_COMMIT = timedelta(minutes=1)
+
+Change = tuple[str, str, Sequence[str] | None, datetime]
+"""Kind and name of a scope, its own quotas, and when it got them; None when they ended."""
+
+
+class RuleBook:
+    """Gives out the rules in force; threads may share it.
+
+    They are read again on use once they are 2 s old: by one thread, while others go on with what
+    there is, but wait where that is 4 s old. ``changed`` returns the changes of a time, or all.
+    Where the database does not answer, the last rules serve.
+    """
+
+    def __init__(
+        self,
+        quotas: Mapping[str, Sequence[AnyQuota]],
+        changed: Callable[[timedelta | None], Iterable[Change]],
+        clock: Clock,
+    ) -> None:
+        self._quotas, self._changed, self._clock = quotas, changed, clock
+        self._lock = Lock()
+        self._seen: dict[Named, datetime] = {}
+        self._read_at: float | None = None
+        self._tried_at = float("-inf")
+        self.latest = Rules(quotas)
+
+    def now(self) -> Rules:
+        """Return the rules in force. Raises StoreUnavailable if they were never read."""
+        age = self._clock.monotonic() - self._tried_at
+        if age >= _FRESH_SECONDS and self._lock.acquire(blocking=age >= _BOUND_SECONDS):
+            try:
+                if self._clock.monotonic() - self._tried_at >= _FRESH_SECONDS:
+                    self._read()
+            except StoreUnavailable as error:
+                if self._read_at is None:
+                    raise
+                self._tried_at = self._clock.monotonic()
+                log.warning("quotas of single scopes stay as they were last read: %s", error)
+            finally:
+                self._lock.release()
+        return self.latest
+
+    def fresh(self) -> Rules:
+        """Return the rules as the database has them. Raises StoreUnavailable."""
+        with self._lock:
+            self._read()
+        return self.latest
+
+    def _read(self) -> None:
+        now, since = self._clock.monotonic(), None
+        if self._read_at is not None:
+            since = timedelta(seconds=now - self._read_at) + _LATE_COMMIT
+        rows = [row for row in self._changed(since) if self._seen.get(row[:2]) != row[3]]
+        own = dict(self.latest.own)
+        for kind, name, quotas, changed_at in rows:
+            self._seen[kind, name] = changed_at
+            key = OWN_SCOPE if kind == OWN_KIND else kind, name
+            own.pop(key, None)
+            try:
+                if quotas is not None and key[0] in self._quotas:
+                    own[key] = QuotaSet([*map(parse_quota, quotas)])
+            except InvalidValue as error:
+                log.error("a %s has quotas of a newer version: %s", kind, error)  # noqa: TRY400 - it says all there is
+        if rows:
+            self.latest = Rules(self._quotas, own)
+        self._read_at = self._tried_at = now

@@ -1,0 +1,149 @@
+"""Quotas of single scopes, changed while everything runs."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import cast
+
+from dispatcher.channel import split
+from dispatcher.errors import InvalidDraft, InvalidValue, quoted
+from dispatcher.message import MAX_RECIPIENT, check_text, scope_name
+from dispatcher.quota import AnyQuota, Quota, parse_quota
+from dispatcher.reservation.contents import Contents
+from dispatcher.reservation.encoding import longest_ms
+from dispatcher.reservation.rulebook import OWN_KIND, RuleBook
+from dispatcher.reservation.upkeep import Reserved, Upkeep
+from dispatcher.scope import OWN_SCOPE, WITHOUT, Scope, is_recipient_kind, of_channel, scope_named
+from dispatcher.settings import Settings
+from dispatcher.store.lists import ScopeSettings
+from dispatcher.store.maintenance import StoreMaintenance
+from dispatcher.times.clock import Clock
+from dispatcher.times.send_time import to_ms
+
+_MOST_TOLD = 100_000
+_EVER_MS = 10**15
+_ROWS_AT_ONCE = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScopeQuotas:
+    """The quotas of one scope: its ``own``, or those of its kind.
+
+    ``over`` is how many of its bookings to come are more than they allow; those stay. The first
+    100,000 that count are looked at.
+    """
+
+    kind: str
+    name: str
+    quotas: tuple[str, ...]
+    own: bool = True
+    over: int = 0
+
+
+@dataclass(kw_only=True)
+class QuotaList:
+    """Gives single scopes quotas of their own. Each call may be made again."""
+
+    settings: Settings
+    clock: Clock
+    rules: RuleBook
+    scope_settings: ScopeSettings
+    store: StoreMaintenance
+    contents: Contents
+    upkeep: Upkeep
+
+    def put(self, kind: str, name: str, quotas: str | Iterable[str] | None) -> ScopeQuotas:
+        """Set the quotas of a scope; None gives it those of its kind again.
+
+        What only these count is put back into its window before they are in force, and once more:
+        a sweep or a rebuild that did not know of them may have deleted it meanwhile.
+        """
+        scopes = self._scopes(kind, name)
+        own = () if quotas is None else self._read(quotas)
+        for scope in scopes:
+            self._complete(scope, own)
+            self.scope_settings.put(kind, scope.name, [*map(str, own)] or None)
+            self._complete(scope, own)
+        return self.of(kind, name)
+
+    def of(self, kind: str, name: str) -> ScopeQuotas:
+        scopes, rules = self._scopes(kind, name), self.rules.fresh()
+        of_first, name = scopes[0].kind, scopes[0].name
+        quotas, own = rules.quotas(of_first, name), (of_first, name) in rules.own
+        over = sum(self._over(scope, quotas) for scope in scopes)
+        return ScopeQuotas(kind=kind, name=name, quotas=tuple(map(str, quotas)), own=own, over=over)
+
+    def all(self, kind: str | None) -> tuple[ScopeQuotas, ...]:
+        rows = sorted(self.scope_settings.changed())
+        return tuple(
+            ScopeQuotas(kind=row.kind, name=row.name, quotas=row.quotas)
+            for row in rows
+            if row.quotas is not None and kind in (None, row.kind)
+        )
+
+    def _scopes(self, kind: str, name: str) -> list[Scope]:
+        """Return the scope; those of a recipient in each spelling of the channels."""
+        known = [of or OWN_KIND for of in self.settings.quotas_of if not of.startswith(WITHOUT)]
+        kind, name = check_text("kind", kind), check_text("name", name, longest=MAX_RECIPIENT)
+        if kind not in known:
+            problem = f"the settings have no quotas for a kind {quoted(kind)}"
+            raise InvalidValue("kind", problem, ", ".join(known))
+        kind, channel = OWN_SCOPE if kind == OWN_KIND else kind, kind.partition(".")[2]
+        names: Iterable[str] = (name,)
+        if kind == of_channel(channel) and name != channel:
+            raise InvalidValue("name", f"{quoted(name)} is not that of {kind}", quoted(channel))
+        if kind == OWN_SCOPE or is_recipient_kind(kind):
+            with suppress(InvalidDraft):  # no address, but a scope that messages name
+                names = self.settings.spellings.all(name, channel or None)
+            names = dict.fromkeys(map(scope_name, names))
+        return [scope_named(kind, name) for name in names]
+
+    def _read(self, quotas: str | Iterable[str]) -> Sequence[AnyQuota]:
+        try:
+            read = [*map(parse_quota, cast("Iterable[str]", split(quotas)))]
+            self.settings.check_rules("quotas", read)
+        except InvalidValue as refused:
+            raise InvalidValue("quotas", refused.problem, refused.accepted) from None
+        except (TypeError, ValueError):
+            problem, accepted = f"cannot read {quoted(quotas)}", "texts, such as ['5/hour']"
+            raise InvalidValue("quotas", problem, accepted) from None
+        if not read:
+            raise InvalidValue("quotas", "none", "at least one; unset, it has those of its kind")
+        return read
+
+    def _complete(self, scope: Scope, own: Sequence[AnyQuota]) -> None:
+        memory = self.upkeep.keep_longer([(scope, longest_ms(own))])
+        pages = self.store.reservations_of(scope, memory=memory, batch=_ROWS_AT_ONCE)
+        for page in pages if memory else ():
+            self.upkeep.restore_missing([
+                Reserved(row.message_id, (scope,), row.send_at, row.tail)
+                for row in page
+                if scope in row.counted(self.settings.quotas_of)
+            ])  # fmt: skip
+
+    def _over(self, scope: Scope, quotas: Sequence[AnyQuota]) -> int:
+        now_ms, zone = to_ms(self.clock.now()), self.settings.zone
+        _, window = self.contents.fence.window_of(scope)
+        since_ms = now_ms - longest_ms(quotas)
+        members = self.contents.members(window, since_ms, _EVER_MS, most=_MOST_TOLD)
+        times = [at_ms for _, at_ms in members]
+
+        first = bisect_left(times, now_ms)
+        kept, over = times[:first], 0
+
+        def is_full(quota: AnyQuota, at_ms: int) -> bool:
+            if isinstance(quota, Quota):
+                since_ms = at_ms - quota.length_ms + 1
+            else:
+                since_ms, _ = quota.bounds(at_ms, 1, zone)
+            return len(kept) - bisect_left(kept, since_ms) >= quota.count
+
+        for at_ms in times[first:]:
+            if any(is_full(quota, at_ms) for quota in quotas):
+                over += 1
+            else:
+                kept.append(at_ms)
+        return over
