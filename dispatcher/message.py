@@ -20,15 +20,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
-from dispatcher.errors import (
-    DispatcherError,
-    InvalidDraft,
-    QuotaExceeded,
-    TooLate,
-    kind_of,
-    plain,
-    quoted,
-)
+from dispatcher.errors import DispatcherError, InvalidDraft, QuotaExceeded, TooLate, kind_of, plain
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -51,7 +43,6 @@ _STEP, _LOW = (1 << 48) - 1, (1 << 62) - 1
 _CONTAINERS = (dict, list, tuple, Mapping)
 _PLAIN_TYPES = frozenset({str, type(None), dict, datetime, timedelta, int})
 """Types of which no value is a text of a subclass."""
-_NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
 _last_id = 0
 """The last id of this process, without the bits that say its version."""
 
@@ -344,21 +335,6 @@ def check_text(name: str, value: object, *, longest: int = MAX_RECIPIENT) -> str
     if value != value.strip():
         raise InvalidDraft(name, "white space at an end", accepted)
     return value
-
-
-def read_number(value: object) -> Any:
-    """Return the whole number that a text writes; anything else as it is, for a check to refuse."""
-    return int(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
-
-
-def check_priority(value: object) -> int:
-    """Return ``value`` if it is a whole number from -100 to 100. Raises InvalidDraft."""
-    if isinstance(value, int) and type(value) is not bool:
-        number = int.__int__(value)
-        if -MAX_PRIORITY <= number <= MAX_PRIORITY:
-            return number
-    accepted = f"a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}"
-    raise InvalidDraft("priority", quoted(value), accepted)
 
 
 def check_recipient(value: object, *, name: str = "recipient") -> str:

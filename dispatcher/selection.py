@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
-from typing import Self, TypedDict
+from typing import Any, Self, TypedDict
 from uuid import UUID
 
 from dispatcher.errors import InvalidDraft, kind_of, plain, quoted
 from dispatcher.message import (
     MAX_CAMPAIGN,
+    MAX_PRIORITY,
     MAX_RECIPIENT,
     Message,
     Status,
@@ -18,6 +20,8 @@ from dispatcher.message import (
     check_text,
 )
 from dispatcher.times import send_time
+
+_NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
 
 
 class Wanted(TypedDict, total=False):
@@ -29,8 +33,8 @@ class Wanted(TypedDict, total=False):
     ``scopes`` are further scopes that a message counts against, by kind: those of its submit, as in
     ``{"tenant": "acme"}``, ``recipient.<channel>`` and ``channel.<channel>``. ``key_prefix`` is the
     beginning of the idempotency key. ``overdue`` messages are scheduled and have been due for
-    longer than ``enqueue_grace``. ``made_after`` is the id of a message: later ones match. Any
-    other filter is a TypeError.
+    longer than ``enqueue_grace``. ``priority_from`` is the least priority. ``made_after`` is the
+    id of a message: later ones match. Any other filter is a TypeError.
     """
 
     status: Status | str | None
@@ -39,6 +43,7 @@ class Wanted(TypedDict, total=False):
     scope: str | None
     scopes: Mapping[str, str] | None
     campaign: str | None
+    priority_from: int | None
     idempotency_key: str | None
     key_prefix: str | None
     from_at: datetime | date | str | None
@@ -58,6 +63,7 @@ class Selection:
     scope: str | None = None
     scopes: tuple[tuple[str, str], ...] = ()
     campaign: str | None = None
+    priority_from: int | None = None
     idempotency_key: str | None = None
     key_prefix: str | None = None
     from_at: datetime | None = None
@@ -83,6 +89,7 @@ class Selection:
             return None if value is None else check_text(name, value, longest=longest)
 
         recipient, made_after = wanted.get("recipient"), wanted.get("made_after")
+        lowest = wanted.get("priority_from")
         chosen = cls(
             status=None if status is None else read_status(status),
             channels=_channels(wanted.get("channel")),
@@ -90,6 +97,7 @@ class Selection:
             scope=text("scope"),
             scopes=_scopes(wanted.get("scopes")),
             campaign=text("campaign", MAX_CAMPAIGN),
+            priority_from=None if lowest is None else check_priority(lowest, "priority_from"),
             idempotency_key=text("idempotency_key"),
             key_prefix=text("key_prefix"),
             from_at=_instant("from_at", wanted.get("from_at"), zone),
@@ -131,6 +139,20 @@ def id_of(value: UUID | str, field: str = "id") -> UUID:
     except ValueError:
         pass
     raise InvalidDraft(field, f"{quoted(value)} is no message id", "a UUID")
+
+
+def check_priority(value: object, field: str = "priority") -> int:
+    """Return ``value`` if it is a whole number from -100 to 100. Raises InvalidDraft."""
+    if isinstance(value, int) and type(value) is not bool:
+        number = int.__int__(value)
+        if -MAX_PRIORITY <= number <= MAX_PRIORITY:
+            return number
+    raise InvalidDraft(field, quoted(value), "a whole number from -100 to 100")
+
+
+def read_number(value: object) -> Any:
+    """Return the whole number that a text writes; anything else as it is, for a check to refuse."""
+    return int(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
 
 
 def ids_of(values: Iterable[UUID | str]) -> list[UUID]:

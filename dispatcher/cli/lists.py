@@ -50,6 +50,7 @@ class FilterOptions:
         ),
     ] = None
     campaign: Annotated[str | None, option(help="Of this campaign.")] = None
+    priority_from: Annotated[int | None, option(help="Of this priority or a larger one.")] = None
     idempotency_key: Annotated[str | None, option("--key", help="With this idempotency key.")] = (
         None
     )

@@ -388,8 +388,8 @@ class Listing:
             # Not LIKE, which on SQLite takes capitals for small letters.
             key = func.substr(messages.c.idempotency_key, 1, len(selection.key_prefix))
             where.append(key == selection.key_prefix)
-        if selection.from_at is not None:
-            where.append(messages.c.send_at >= selection.from_at)
+        low = {messages.c.send_at: selection.from_at, messages.c.priority: selection.priority_from}
+        where += [column >= value for column, value in low.items() if value is not None]
         if selection.until_at is not None:
             where.append(messages.c.send_at < selection.until_at)
         status = Status.SCHEDULED if selection.overdue else selection.status

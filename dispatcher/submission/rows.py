@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, Self
 
 from dispatcher.errors import InvalidDraft, InvalidValue, kind_of, quoted
-from dispatcher.message import Draft, read_json, read_number
+from dispatcher.message import Draft, read_json
 from dispatcher.quota import parse_length
+from dispatcher.selection import check_priority, read_number
 
 STANDARD_INPUT = "-"
 _CHUNK = 1024 * 1024

@@ -31,7 +31,6 @@ from dispatcher.message import (
     OnConflict,
     OnUnknown,
     check_body,
-    check_priority,
     check_recipient,
     check_text,
     fingerprint,
@@ -39,6 +38,7 @@ from dispatcher.message import (
 )
 from dispatcher.reservation.booking import BookingRequest, Submit, Terms
 from dispatcher.scope import WITHOUT, Scope, counted
+from dispatcher.selection import check_priority
 from dispatcher.settings import Settings
 from dispatcher.templating import Templates
 from dispatcher.times import send_time

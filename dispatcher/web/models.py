@@ -232,6 +232,7 @@ class Filters(_In):
         list[str] | None, Field(description="KIND=NAME: a scope it counts against, too.")
     ] = None
     campaign: str | None = None
+    priority_from: int | None = None
     key: Annotated[
         str | None, Field(description="The idempotency key of a submit of this caller's.")
     ] = None

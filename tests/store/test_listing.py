@@ -49,6 +49,7 @@ def stored(database: Database) -> list[Message]:
             idempotency_key=f"{'Key' if number < 5 else 'key'} {number}",
             scopes={"tenant": f"t{number % 2}", "shop": "s%"} if number > 2 else {},
             campaign=(None, "summer", "Summer", "summer")[number % 4],
+            priority=(0, -100, 50, 100)[number % 4],
         )
         if number % 3 == 0:
             message = Messages(database).cancel([message.id]).rows[message.id].message
@@ -83,6 +84,9 @@ CASES: list[tuple[dict[str, Any], Any]] = [
         message.campaign == "summer" and message.status is Status.CANCELLED)),
     ({"campaign": "summer", "recipient": "r1", "channel": "mail"}, lambda message: (
         message.campaign == "summer" and message.recipient == "r1" and message.channel == "mail")),
+    ({"priority_from": -99}, lambda message: message.priority >= -99),
+    ({"priority_from": 50, "campaign": "summer"}, lambda message: (
+        message.priority >= 50 and message.campaign == "summer")),
     ({"scopes": {"shop": "s_"}}, lambda _: False),
     ({"scopes": {"recipient.sms": "s2"}}, lambda message: (
         message.scope == "s2" and message.channel == "sms")),
@@ -196,6 +200,7 @@ def test_a_date_is_where_that_day_begins_in_the_zone() -> None:
         ({"overdue": True, "status": "sent"}, "overdue: "),
         ({"overdue": "yes"}, "overdue: "),
         ({"campaign": "c" * 65}, "campaign: "),
+        *(({"priority_from": value}, "priority_from: ") for value in (101, 1.5, "high", "7", True)),
     ],
 )
 def test_filters_that_cannot_be_are_refused_by_field(filters: dict[str, Any], said: str) -> None:

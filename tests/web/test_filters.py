@@ -35,6 +35,8 @@ def by_command(house: House, query: dict[str, str]) -> list[str]:
     options: dict[str, Any] = {OF_COMMANDS.get(name, name): text for name, text in query.items()}
     options["scopes"] = [options["scopes"]] if "scopes" in options else None
     options["overdue"] = "overdue" in options
+    if "priority_from" in options:
+        options["priority_from"] = int(options["priority_from"])
     messages = house.dispatcher.list(**of_commands.FilterOptions(**options).wanted)
     return [str(message.id) for message in messages]
 
@@ -75,6 +77,7 @@ def test_commands_page_and_api_have_the_same_filters(build: Build) -> None:
         "scope": {"scope": "of ada"},
         "scopes": {"count": "tenant=acme"},
         "campaign": {"campaign": "summer"},
+        "priority_from": {"priority_from": "50"},
         "idempotency_key": {"key": "k"},
         "key_prefix": {"key_prefix": "k"},
         "from_at": between,

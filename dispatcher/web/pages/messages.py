@@ -23,7 +23,7 @@ from dispatcher.errors import (
 from dispatcher.message import Message, Status, check_text, reason_of
 from dispatcher.problems import status_of
 from dispatcher.quota import parse_length
-from dispatcher.selection import Selection
+from dispatcher.selection import Selection, check_priority, read_number
 from dispatcher.store.listing import StoredVersion
 from dispatcher.store.schema import Movable
 from dispatcher.submission.changes import NewTime
@@ -42,7 +42,8 @@ FILTERS = tuple(
 )
 """The filters in an address; further ones are ``count.KIND``."""
 _FIELDS = (
-    "status", "channel", "recipient", "scope", "key_prefix", "campaign", "from", "until", "overdue",
+    "status", "channel", "recipient", "scope", "key_prefix", "campaign", "priority_from", "from",
+    "until", "overdue",
 )  # fmt: skip
 """Filters with a field of the form of the list, as ``count.KIND`` has; *List* keeps the others."""
 MOST = 1_000
@@ -67,6 +68,7 @@ def read_filters(visit: Visit, fields: Fields) -> Wanted:
         "from_at": time_of("from"),
         "until_at": time_of("until"),
         "zone": visit.zone,
+        "priority_from": read_number(fields.get("priority_from")),
         "overdue": fields.is_on("overdue"),
     }
     return visit.caller.narrowed(cast("Wanted", filters))
@@ -83,12 +85,14 @@ def describe(visit: Visit, selection: Selection) -> list[tuple[str, str]]:
     def at(instant: datetime | None) -> str | None:
         return None if instant is None else f"{local_text(instant, visit.zone)} {visit.zone}"
 
+    lowest = selection.priority_from
     every: list[tuple[str, str | None]] = [
         ("channel", " or ".join(selection.channels) or None),
         ("recipient", selection.recipient),
         ("scope", selection.scope),
         *selection.scopes,
         ("campaign", selection.campaign),
+        ("priority from", None if lowest is None else str(lowest)),
         ("key", selection.idempotency_key),
         ("key begins", selection.key_prefix),
         ("from", at(selection.from_at)),
