@@ -70,6 +70,7 @@ def import_(
     atomic: Annotated[bool, typer.Option("--atomic", help="Accept all rows or none.")] = False,
     channel: Annotated[str | None, typer.Option(help="Of rows that name no channel.")] = None,
     campaign: Annotated[str | None, typer.Option(help="Of rows that name no campaign.")] = None,
+    priority: Annotated[int | None, typer.Option(help="Of rows that name no priority.")] = None,
     form: Annotated[
         Format | None,
         typer.Option("--format", help="Needed where the name of FILE shows no format."),
@@ -99,7 +100,9 @@ def import_(
         to = rejected if rejected is not None or plan else beside
         refused = opened.enter_context(RefusedRows(to)) if to is not None else None
         longest = dispatcher.settings.body_max_bytes
-        rows = read(source, written, channel=channel, campaign=campaign, longest=longest)
+        rows = read(
+            source, written, channel=channel, campaign=campaign, priority=priority, longest=longest
+        )
         job = ImportJob(dispatcher, rows, refused, on_conflict, source.total, plan, atomic)
         failed = job.run()
         if refused is not None and not failed:

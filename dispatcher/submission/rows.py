@@ -153,15 +153,18 @@ def read(
     *,
     channel: str | None,
     campaign: str | None = None,
+    priority: int | None = None,
     longest: int,
 ) -> Iterator[DraftRow | BadRow]:
-    """Yield the rows; ``channel`` and ``campaign`` are for those that name none.
+    """Yield the rows; ``channel``, ``campaign`` and ``priority`` are for those that name none.
 
     ``longest`` is the most bytes of a body: a field of CSV, where quotes are doubled, may be four
     times as long, and a row 64 KiB more. One that is longer is refused. Raises InvalidDraft if the
     columns, in JSONL those of the first row, are not those of a draft.
     """
-    named = {"channel": channel, "campaign": campaign}
+    named = {"channel": channel, "campaign": campaign, "priority": priority}
+    if priority is not None:
+        check_priority(priority)
     defaults = {name: value for name, value in named.items() if value is not None}
     most = _QUOTED * longest + _BESIDE_BYTES
     csv.field_size_limit(max(most, csv.field_size_limit()))
@@ -170,7 +173,7 @@ def read(
 
 
 def _read_csv(
-    lines: Iterator[str], defaults: Mapping[str, str], most: int
+    lines: Iterator[str], defaults: Mapping[str, object], most: int
 ) -> Iterator[DraftRow | BadRow]:
     rows = _csv_rows(lines, most)
     header = next(rows, None)
@@ -291,7 +294,7 @@ def _unread(error: Exception, first: int, last: int) -> InvalidDraft:
 
 
 def _read_jsonl(
-    lines: Iterator[str], defaults: Mapping[str, str], most: int
+    lines: Iterator[str], defaults: Mapping[str, object], most: int
 ) -> Iterator[DraftRow | BadRow]:
     is_first = True
     for line, text in enumerate(lines, start=1):
@@ -330,7 +333,7 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _row(
-    line: int, size: int, row: Any, fields: Mapping[str, Any], defaults: Mapping[str, str]
+    line: int, size: int, row: Any, fields: Mapping[str, Any], defaults: Mapping[str, object]
 ) -> DraftRow | BadRow:
     values = {**defaults, **fields}
     try:
@@ -389,7 +392,7 @@ def _check_columns(names: Iterable[str]) -> None:
         seen.add(name)
 
 
-def _check_needed(columns: Sequence[str], defaults: Mapping[str, str]) -> None:
+def _check_needed(columns: Sequence[str], defaults: Mapping[str, object]) -> None:
     for names in _NEEDED:
         if set(names).isdisjoint([*defaults, *columns]):
             hint = ", or --channel" if "channel" in names else ""

@@ -96,6 +96,25 @@ def test_every_column_is_taken(house: House, run: Run, name: str, write: Any) ->
     assert not Path("rows.rejected.jsonl").exists()
 
 
+@pytest.mark.parametrize(("name", "write"), [("rows.csv", as_csv), ("rows.jsonl", as_jsonl)])
+def test_a_priority_is_of_rows_that_name_none(
+    house: House, run: Run, name: str, write: Any
+) -> None:
+    given = ("", "0", "+7", "-100", "101", "high", "1.5")
+    rows = [row(recipient=f"r{n}", priority=text) for n, text in enumerate(given)]
+    if name.endswith("l"):
+        rows[0]["priority"] = None
+    run_import(run, write(rows), "--priority", "101", name=name).is_refused(2, "--priority: 101")
+    ran = run_import(run, write(rows), "--priority", "50", name=name)
+    assert ran.code == 2
+    stored = {message.recipient: message.priority for message in house.dispatcher.select()}
+    assert stored == {"r0": 50, "r1": 0, "r2": 7, "r3": -100}
+    errors = [refused["error"] for refused in refused_rows()]
+    assert [error.partition(";")[0] for error in errors] == [
+        "priority: 101", "priority: 'high'", "priority: '1.5'",
+    ]  # fmt: skip
+
+
 def test_people_see_counts_and_reasons(house: House, run: Run) -> None:
     rows = [
         row(idempotency_key="k"), row(idempotency_key="k"), row(), row(),

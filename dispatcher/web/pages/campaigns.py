@@ -33,6 +33,7 @@ from dispatcher.message import (
     check_text,
     reason_of,
 )
+from dispatcher.selection import check_priority, read_number
 from dispatcher.submission.rows import BadRow, DraftRow, Format, Source, read
 from dispatcher.times.clock import Clock
 from dispatcher.web.access import Caller, Right
@@ -136,6 +137,7 @@ def _read_upload(visit: Visit) -> Upload:
         name=file.filename,
         campaign=campaign,
         channel=form.get("channel"),
+        priority=check_priority(read_number(form["priority"])) if form["priority"] else None,
         on_conflict="shift" if form.is_on("shift") else None,
         file=copy_of(file.file),
         at=visit.parts.clock.now(),
@@ -178,8 +180,9 @@ _ONE = "/campaigns/uploads/{token}"
 _WRITE = (Right.MESSAGES_READ, Right.MESSAGES_WRITE)
 PAGES = (
     PageRoute("/campaigns", campaigns, title="Campaigns", names=("campaign", "after")),
-    PageRoute("/campaigns", drop, "POST", names=("file", "campaign", "channel", "shift"),
-              rights=_WRITE, most_bytes=MOST_BYTES + _FORM_BYTES),
+    PageRoute("/campaigns", drop, "POST",
+              names=("file", "campaign", "channel", "priority", "shift"), rights=_WRITE,
+              most_bytes=MOST_BYTES + _FORM_BYTES),
     PageRoute(_ONE, uploaded, rights=_WRITE),
     PageRoute(_ONE, book, "POST", rights=_WRITE),
 )  # fmt: skip
@@ -207,6 +210,7 @@ class Upload:
     name: str
     campaign: str
     channel: str | None
+    priority: int | None
     on_conflict: OnConflict | None
     file: IO[bytes]
     at: datetime
@@ -301,6 +305,7 @@ class Upload:
                 Format.of(self.name) or Format.CSV,
                 channel=self.channel,
                 campaign=self.campaign,
+                priority=self.priority,
                 longest=dispatcher.settings.body_max_bytes,
             )
             for row in rows:

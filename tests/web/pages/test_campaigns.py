@@ -79,6 +79,21 @@ def test_a_file_is_planned_booked_and_watched(
     assert "Cancel 2 messages?" in client.get("/messages/bulk?do=cancel&campaign=summer").text
 
 
+def test_rows_of_a_file_get_the_priority_of_the_form_unless_they_name_one(
+    house: House, visit: Visit
+) -> None:
+    client, at = visit(), (FAR + HOUR).isoformat()
+    row = {"text": "hi", "send_at": at}
+    rows = [{"recipient": "ada"} | row, {"recipient": "ben", "priority": -3} | row]
+    content = "\n".join(map(json.dumps, rows)).encode()
+    refused = drop(client, content, "sale.jsonl", priority="high")
+    assert (refused.status_code, "priority: &#39;high&#39;" in refused.text) == (422, True)
+    path, _ = ended(client, drop(client, content, "sale.jsonl", priority="40"))
+    ended(client, client.post(path))
+    booked = house.dispatcher.select(campaign="summer", oldest_first=True)
+    assert [message.priority for message in booked] == [40, -3]
+
+
 def test_full_times_take_the_next_slot_and_the_plan_is_exact(build: Build, visit: Visit) -> None:
     house = build(quotas="1/minute")
     client, at = visit(of=house), FAR + HOUR
