@@ -813,6 +813,7 @@ class Dispatcher:
         scopes: Mapping[str, str] | None = None,
         quiet_hours: str | None = None,
         send_window: str | None = None,
+        priority: int | None = None,
         after: SendTime | None = None,
         zone: str | None = None,
         fold: int | None = None,
@@ -840,6 +841,7 @@ class Dispatcher:
             scopes=checked_scopes(scopes, self.settings),
             zone=zone,
             quiet_hours=own_hours(quiet_hours, send_window),
+            priority=priority,
         )
         now = self._app.clock.now()
         if after is None:

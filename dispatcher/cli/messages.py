@@ -148,6 +148,7 @@ class _SlotOptions:
     scopes: Scopes = None
     quiet_hours: QuietHours = None
     send_window: SendWindow = None
+    priority: Priority = None
     after: Annotated[str | None, typer.Option(help="At or after this time; default: now.")] = None
     zone: Zone = None
     fold: Fold = None

@@ -132,7 +132,6 @@ def validate(
     quiet_hours = None
     if draft.quiet_hours is not None or draft.send_window is not None:
         quiet_hours = own_hours(draft.quiet_hours, draft.send_window)
-    priority = channel.priority if draft.priority is None else check_priority(draft.priority)
     terms = terms_for(
         settings,
         scope=scope,
@@ -140,7 +139,7 @@ def validate(
         scopes=scopes,
         zone=draft.zone,
         quiet_hours=quiet_hours,
-        priority=priority,
+        priority=draft.priority,
     )
     send_at, latest, expires_at, expire_after = _times(draft, channel, now, settings.max_horizon)
     if draft.on_unknown is not None:
@@ -195,7 +194,7 @@ def validate(
         expire_after=expire_after,
         status_url=status_url,
         campaign=draft.campaign,
-        priority=priority,
+        priority=terms.priority,
     )
 
 
@@ -277,7 +276,7 @@ def terms_for(
     scopes: Mapping[str, str] | None = None,
     zone: str | None = None,
     quiet_hours: str | None = None,
-    priority: int = 0,
+    priority: int | None = None,
 ) -> Terms:
     """Return the terms that judge a time.
 
@@ -285,12 +284,14 @@ def terms_for(
     """
     if zone is not None:
         send_time.check_zone(zone)
+    known = None if channel is None else settings.channels[channel]
+    quiet, usual = (known.quiet, known.priority) if known else (None, 0)
     if quiet_hours is not None:
         quiet = read_hours(quiet_hours)
-    else:
-        quiet = settings.channels[channel].quiet if channel is not None else None
+    if priority is not None:
+        usual = check_priority(priority)
     counts = counted(settings.quotas_of, scope=scope, channel=channel or "", scopes=scopes)
-    return Terms(counts, zone or settings.zone, quiet, priority)
+    return Terms(counts, zone or settings.zone, quiet, usual)
 
 
 def scopes_of(message: Message, settings: Settings) -> tuple[Scope, ...]:

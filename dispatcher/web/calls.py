@@ -253,12 +253,13 @@ def next_slot(
     zone: str | None = None,
     quiet_hours: str | None = None,
     send_window: str | None = None,
+    priority: int | None = None,
 ) -> Response:
     """Return the first time that fits every quota of a scope. Books nothing.
 
     For a kind other than `recipient`, only the quotas of that scope are judged: it has no
-    `channel`, `quiet_hours` or `send_window`. A recipient who has opted out gets a slot, too: see
-    `suppressed`.
+    `channel`, `quiet_hours`, `send_window` or `priority`. A recipient who has opted out gets a
+    slot, too: see `suppressed`.
     """
     caller = context.caller
     if channel is not None:
@@ -267,13 +268,14 @@ def next_slot(
     if kind == _RECIPIENT:
         shown["next_slot"] = context.dispatcher.next_slot(
             recipient=scope, channel=channel, after=after, zone=zone, quiet_hours=quiet_hours,
-            send_window=send_window, scopes=dict([caller.scope]) if caller.scope else None,
+            send_window=send_window, priority=priority,
+            scopes=dict([caller.scope]) if caller.scope else None,
         )  # fmt: skip
         if caller.sees_opt_outs:
             shown["suppressed"] = context.service.parts.suppression_list.has(scope, channel)
     else:
         caller.check_scope(kind, scope)
-        _check_not_given(kind, quiet_hours=quiet_hours, send_window=send_window)
+        _check_not_given(kind, quiet_hours=quiet_hours, send_window=send_window, priority=priority)
         start = None
         if after is not None:  # as Dispatcher.next_slot reads it
             start = send_time.parse(after, zone=zone, field="after")
@@ -295,7 +297,7 @@ def _read(context: Context, kind: str, scope: str, channel: str | None, **span: 
     return context.dispatcher.timeline(scope, kind=kind, **span)
 
 
-def _check_not_given(kind: str, **parameters: str | None) -> None:
+def _check_not_given(kind: str, **parameters: object) -> None:
     for name, value in parameters.items():
         if value is not None:
             problem = f"given for a scope of the kind {quoted(kind)}"
