@@ -575,17 +575,38 @@ class Dispatcher:
         body: AnyBody | None = None,
         template: str | None = None,
         data: Mapping[str, Any] | None = None,
+        priority: int | None = None,
         if_unchanged: Message | None = None,
     ) -> Message:
         """Give a scheduled message another ``body``, or that of a ``template``. Return it.
 
         The template is one of its channel, rendered now with the values in ``data``. The type of
-        bodies of the channel validates either. Raises InvalidDraft for the content, InvalidSettings
-        for a template that cannot be used, and TooLate where it is being sent or has ended.
+        bodies of the channel validates either. ``priority`` is another one, with a body or without;
+        the message keeps its reservation, also in a place that a quota keeps for larger priorities.
+        Raises InvalidDraft for the content, InvalidSettings for a template that cannot be used, and
+        TooLate where it is being sent or has ended.
         """
-        return self._app.changes.update(
-            id_of(message_id), body=body, template=template, data=data, if_unchanged=if_unchanged
+        changes = self._app.changes
+        if priority is not None and body is None and template is None and data is None:
+            return _only(changes.prioritize_many, message_id, if_unchanged, priority)
+        return changes.update(
+            id_of(message_id),
+            body=body,
+            template=template,
+            data=data,
+            priority=priority,
+            if_unchanged=if_unchanged,
         )
+
+    def update_many(
+        self, message_ids: Sequence[UUID | str], *, priority: int
+    ) -> list[Message | DispatcherError]:
+        """Give those of these messages that are scheduled another priority, in batches.
+
+        Return for each the message, or the error of :meth:`update`. Raises InvalidDraft for an
+        invalid id or priority. After StoreUnavailable some may have been changed: call it again.
+        """
+        return self._app.changes.prioritize_many(ids_of(message_ids), priority)
 
     # Failed and held messages, opt-outs, and the windows.
 
@@ -965,6 +986,7 @@ class Dispatcher:
     areschedule = awaited(reschedule)
     areschedule_many = awaited(reschedule_many)
     aupdate = awaited(update)
+    aupdate_many = awaited(update_many)
     aretry = awaited(retry)
     aretry_many = awaited(retry_many)
     arelease = awaited(release)

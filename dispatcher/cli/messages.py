@@ -175,18 +175,6 @@ def submit(
     _tell(message)
 
 
-@command('dispatcher update 0199… --text "See you at 10"')
-def update(
-    *,
-    message_id: Annotated[str, typer.Argument(metavar="ID")],
-    content: _Content,
-) -> None:
-    """Give a scheduled message another body, or one rendered now from a template."""
-    with Dispatcher() as dispatcher:
-        message = dispatcher.update(message_id, **content.read())
-    _tell(message)
-
-
 @command("dispatcher show 0199…", "dispatcher show 0199… --json | jq .attempts")
 def show(message_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
     """Show one message: its fields, its reservations, each attempt, the next step."""
@@ -398,6 +386,24 @@ def reschedule(*, new_time: _NewTime, meant: _ZonedChangeFilters) -> None:
 
 
 @command(
+    'dispatcher update 0199… --text "See you at 10"',
+    "dispatcher update --campaign summer --priority 50",
+)
+def update(*, content: _Content, priority: Priority = None, meant: _ChangeFilters) -> None:
+    """Give a scheduled message another body, or one rendered now from a template.
+
+    Or give scheduled messages another priority, by id or by filter; they keep their reservations.
+    """
+    wish: dict[str, Any] = {"priority": priority}
+    if priority is None or content != _Content():
+        if len(meant.message_ids or ()) != 1:
+            raise InvalidDraft("ID", "not exactly one is given", "the message that gets the body")
+        wish |= content.read()
+    to = f" to priority {priority}"
+    _Change("update", Status.SCHEDULED, wish, also=to).do(meant)
+
+
+@command(
     "dispatcher retry 0199…", "dispatcher retry --channel email --from 2026-12-24T08:00Z --yes"
 )
 def retry(
@@ -457,7 +463,7 @@ class _Change:
     @property
     def moves(self) -> bool:
         """Whether the filters may match a changed message again."""
-        return self.verb == "reschedule"
+        return self.verb in ("reschedule", "update")
 
     def do(self, meant: _ChangeFilters) -> None:
         filters = meant.wanted

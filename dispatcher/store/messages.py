@@ -22,7 +22,7 @@ from dispatcher.errors import (
     Suppressed,
     TooLate,
 )
-from dispatcher.message import Attempt, Body, Message, Outcome, Status
+from dispatcher.message import Attempt, Message, Outcome, Status
 from dispatcher.store.database import Database
 from dispatcher.store.engines.base import InsertFailed, Prepared, is_added, transaction
 from dispatcher.store.engines.errors import is_broken, takes_no_writes
@@ -55,6 +55,8 @@ from dispatcher.store.schema import (
 
 log = logging.getLogger(__name__)
 
+Tokens = Mapping[UUID, int]
+"""The ``move_token`` of messages as they were read."""
 _ADD_TRIES = 3
 DROPPED = "dropped: the outcome of the last attempt is unknown; it may have been sent"
 """The error of a dropped message; the reason follows, where one was given."""
@@ -90,11 +92,11 @@ class NewSlot(NamedTuple):
         }
 
 
-class CancelResult(NamedTuple):
-    """``newly_cancelled`` may lack one that was cancelled just before the connection broke."""
+class ChangedRows(NamedTuple):
+    """``newly_changed`` may lack one that was changed just before the connection broke."""
 
     rows: Mapping[UUID, Movable]
-    newly_cancelled: Collection[UUID]
+    newly_changed: Collection[UUID]
 
 
 class _NotInserted(Exception): ...
@@ -165,6 +167,7 @@ class Messages:
                 ),
             )
         )
+        self._update_many = sa.update(tables.messages).where(has_id, tables.is_live)
         message, keyed, names = _inserts(database)
         self._insert = Prepared(engine, message, names)
         self._insert_key = Prepared(engine, insert_if_absent(tables.keys), KEYED)
@@ -295,22 +298,35 @@ class Messages:
         self,
         message_ids: Sequence[UUID],
         *,
-        tokens: Mapping[UUID, int] | None = None,
+        tokens: Tokens | None = None,
         because: str | None = None,
-    ) -> CancelResult:
+    ) -> ChangedRows:
         """Cancel those that are still scheduled, and have these tokens if there are any."""
-        ids = {"values": message_ids}
+        return self._change(self._cancel, message_ids, tokens, because=because)
 
-        def work(connection: sa.Connection) -> CancelResult:
-            cancelled = {
+    def prioritize(
+        self, message_ids: Sequence[UUID], priority: int, *, tokens: Tokens | None
+    ) -> ChangedRows:
+        """Give a priority to those that :meth:`cancel` would cancel."""
+        values = {"priority": priority, "move_token": _new_token()}
+        return self._change(self._update_many, message_ids, tokens, **values)
+
+    def _change(
+        self, change: sa.Update, message_ids: Sequence[UUID], tokens: Tokens | None, **values: Any
+    ) -> ChangedRows:
+        ids = {"values": message_ids}
+        own = values.get("move_token")  # it has this one where the reply of a COMMIT was lost
+
+        def work(connection: sa.Connection) -> ChangedRows:
+            changing = {
                 row.id
                 for row in connection.execute(self._lock_live, ids)
-                if row.is_scheduled and (tokens is None or tokens[row.id] == row.move_token)
+                if row.is_scheduled and (tokens is None or row.move_token in (tokens[row.id], own))
             }
-            if cancelled:
-                connection.execute(self._cancel, {"values": [*cancelled], "because": because})
+            if changing:
+                connection.execute(change, {"values": [*changing], **values})
             rows = connection.execute(*self._reading(message_ids))
-            return CancelResult({row.id: to_movable(row) for row in rows}, cancelled)
+            return ChangedRows({row.id: to_movable(row) for row in rows}, changing)
 
         return self._database.transact(work)
 
@@ -322,16 +338,16 @@ class Messages:
         stored = self._database.change_each(self._move, rows, *reading)
         return {row.id: to_movable(row) for row in stored}
 
-    def update(self, message_id: UUID, *, body: Body) -> Message:
-        values = {"of": message_id, "body": body, "move_token": _new_token()}
+    def update(self, message_id: UUID, **values: Any) -> Message:
+        values |= {"of": message_id, "move_token": _new_token()}
         return changed(self._database, message_id, self._update, values)
 
     def move_if_unchanged(self, move: NewSlot, *, within: timedelta) -> Movable:
         return self._changed_once(move.before, self._move, move.values(within))
 
-    def update_if_unchanged(self, before: Movable, *, body: Body) -> Message:
+    def update_if_unchanged(self, before: Movable, **values: Any) -> Message:
         message_id, token = before.message.id, _new_token()
-        values = {"of": message_id, "by": before.token, "body": body, "move_token": token}
+        values |= {"of": message_id, "by": before.token, "move_token": token}
         now = self._changed_once(before, self._update_same, values)
         if now.token == token:
             return now.message

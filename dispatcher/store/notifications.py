@@ -43,13 +43,7 @@ class Notifications:
     """The statements of ``notify``. Any number of sweeps may run side by side."""
 
     def __init__(
-        self,
-        database: Database,
-        *,
-        channel: str,
-        max_attempts: int,
-        priority: int = 0,
-        tells_errors: bool = False,
+        self, database: Database, *, channel: str, tells_errors: bool = False, **row: int
     ) -> None:
         self._database = database
         self._tells_errors = tells_errors
@@ -58,8 +52,8 @@ class Notifications:
         # It has no reservation. After an unknown outcome it is retried whatever its channel says:
         # receivers know a repeated report by its id.
         self._add = insert(self._tables.messages).values(
-            channel=channel, scope=NO_SCOPE, status=Status.SCHEDULED.value,
-            max_attempts=max_attempts, priority=priority, on_unknown="retry",
+            channel=channel, scope=NO_SCOPE, status=Status.SCHEDULED.value, on_unknown="retry",
+            **row,
         )  # fmt: skip
 
     def tell(self, *, limit: int) -> list[UUID]:

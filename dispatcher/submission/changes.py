@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -34,9 +35,10 @@ from dispatcher.message import (
 )
 from dispatcher.reservation.booking import BookingRequest, Terms
 from dispatcher.scope import NO_SCOPE, WITHOUT
+from dispatcher.selection import check_priority
 from dispatcher.settings import Settings
 from dispatcher.store.lists import Suppressions
-from dispatcher.store.messages import Messages
+from dispatcher.store.messages import Messages, Tokens
 from dispatcher.store.schema import Movable
 from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.moves import Move, Moves
@@ -95,6 +97,7 @@ class Changes:
         body: AnyBody | None = None,
         template: str | None = None,
         data: Mapping[str, Any] | None = None,
+        priority: int | None = None,
         if_unchanged: Message | None = None,
     ) -> Message:
         row = None
@@ -114,18 +117,45 @@ class Changes:
             template=template,
             data=data,
         )
-        clean = self.validator.body(draft)
+        values: dict[str, Any] = {"body": self.validator.body(draft)}
+        if priority is not None:
+            values["priority"] = check_priority(priority)
         if row is not None:
             if message.status is not Status.SCHEDULED:
                 raise TooLate(message_id, message.status)
-            return self.messages.update_if_unchanged(row, body=clean)
+            return self.messages.update_if_unchanged(row, **values)
         for _ in range(_TRIES):
-            message = self.messages.update(message_id, body=clean)
-            if message.body == clean:
+            message = self.messages.update(message_id, **values)
+            if all(getattr(message, name) == value for name, value in values.items()):
                 return message
             if message.status is not Status.SCHEDULED:
                 raise TooLate(message_id, message.status)
         raise StoreUnavailable("other calls kept changing the message", remedy="try again")
+
+    def prioritize_many(
+        self,
+        message_ids: Sequence[UUID],
+        priority: int,
+        *,
+        if_unchanged: Mapping[UUID, Message] = MappingProxyType({}),
+    ) -> list[ChangeResult]:
+        """Give messages a priority, in batches; return each or its refusal.
+
+        They keep their reservations, also a place that a quota keeps for larger priorities.
+        ``if_unchanged``, if given, has every message as it was read.
+        """
+        change = partial(self._prioritize, check_priority(priority))
+        return _in_batches(self.messages, change, message_ids, if_unchanged)
+
+    def _prioritize(
+        self, priority: int, message_ids: Sequence[UUID], tokens: Tokens | None
+    ) -> dict[UUID, ChangeResult]:
+        rows, changed = self.messages.prioritize(message_ids, priority, tokens=tokens)
+        late = {id_: row.message.status for id_, row in rows.items() if id_ not in changed}
+        return {id_: rows[id_].message for id_ in changed} | {
+            id_: MessageChanged(id_) if status is Status.SCHEDULED else TooLate(id_, status)
+            for id_, status in late.items()
+        }
 
     def reschedule_many(
         self,
@@ -292,6 +322,30 @@ def _draft(message: Message, new_time: NewTime) -> Draft:
     )
 
 
+def _in_batches(
+    messages: Messages,
+    change: Callable[[Sequence[UUID], Tokens | None], dict[UUID, ChangeResult]],
+    message_ids: Sequence[UUID],
+    if_unchanged: Mapping[UUID, Message],
+) -> list[ChangeResult]:
+    """Change messages, those of ``if_unchanged`` by their tokens; return each or an error."""
+    results: list[ChangeResult] = []
+    for start in range(0, len(message_ids), _AT_ONCE):
+        batch = message_ids[start : start + _AT_ONCE]
+        answers: dict[UUID, ChangeResult] = {}
+        tokens: dict[UUID, int] | None = None
+        if if_unchanged:
+            tokens = {}
+            for message_id, row in messages.movables(batch).items():
+                if is_unchanged(if_unchanged[message_id], row.message):
+                    tokens[message_id] = row.token
+                else:
+                    answers[message_id] = MessageChanged(message_id)
+        answers |= change(batch if tokens is None else [*tokens], tokens)
+        results += [answers.get(id_) or MessageNotFound(id_) for id_ in batch]
+    return results
+
+
 @dataclass(kw_only=True)
 class Cancellation:
     """Cancels messages in batches; one message is a batch of one."""
@@ -314,27 +368,11 @@ class Cancellation:
         ``last_error`` of the messages. Raises StoreUnavailable: some may be cancelled; a repeated
         call returns which.
         """
-        results: list[ChangeResult] = []
-        for start in range(0, len(message_ids), _AT_ONCE):
-            batch = message_ids[start : start + _AT_ONCE]
-            answers: dict[UUID, ChangeResult] = {}
-            tokens: dict[UUID, int] | None = None
-            if if_unchanged:
-                tokens = {}
-                for message_id, row in self.messages.movables(batch).items():
-                    if is_unchanged(if_unchanged[message_id], row.message):
-                        tokens[message_id] = row.token
-                    else:
-                        answers[message_id] = MessageChanged(message_id)
-            answers |= self._cancel(batch if tokens is None else [*tokens], tokens, because)
-            results += [answers.get(id_) or MessageNotFound(id_) for id_ in batch]
-        return results
+        change = partial(self._cancel, because)
+        return _in_batches(self.messages, change, message_ids, if_unchanged)
 
     def _cancel(
-        self,
-        message_ids: Sequence[UUID],
-        tokens: Mapping[UUID, int] | None,
-        because: str | None,
+        self, because: str | None, message_ids: Sequence[UUID], tokens: Tokens | None
     ) -> dict[UUID, ChangeResult]:
         result = self.messages.cancel(message_ids, tokens=tokens, because=because)
         answers: dict[UUID, ChangeResult] = {}
@@ -347,7 +385,7 @@ class Cancellation:
                 answers[message_id] = TooLate(message_id, message.status)
                 continue
             answers[message_id] = message
-            if message_id in result.newly_cancelled:
+            if message_id in result.newly_changed:
                 self.journal.tell(Transition.CANCELLED, message)
             # Not only a new one: a process that cancelled may have died before this.
             scopes = scopes_of(message, self.settings)

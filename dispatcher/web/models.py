@@ -49,11 +49,12 @@ class _In(BaseModel):
 
 
 class MessageChange(_In):
-    """Another body for a scheduled message, or a template that is rendered now."""
+    """Another body for a scheduled message, or a template that is rendered now; a priority."""
 
     body: Json | None = None
     template: str | None = None
     data: Json | None = None
+    priority: Priority | None = None
 
 
 class _Times(_In):
@@ -91,7 +92,6 @@ class NewMessage(_Times, MessageChange, _Address):
     on_unknown: OnUnknown | None = None
     status_url: str | None = None
     campaign: str | None = None
-    priority: Priority | None = None
     quotas: Literal["none"] | None = None
 
     def draft(self, idempotency_key: str | None = None) -> Draft:

@@ -71,6 +71,7 @@ def test_matching_messages_are_cancelled_and_their_quota_given_back(
             "reschedule --all --set-zone Europe/Berlin --later 2h",
             "reschedule 2 messages and set the zone to Europe/Berlin?",
         ),
+        ("update --all --priority -50", "update 2 messages to priority -50?"),
         ("erase ada", "Erase ada for good?"),
         ("windows rebuild", "Rebuild 4 of 4 shards?"),
     ],
@@ -241,6 +242,20 @@ def test_release_drop_and_retry_take_filters(house: House, run: Run, held: list[
     assert "1 not done: InvalidValue" in refused.out
     assert run("retry", "--all", "--perhaps-sent", "--yes", "--json").data["done"] == 2
     assert statuses(house, held) == ["scheduled"] * 3
+
+
+def test_an_update_gives_a_campaign_another_priority(house: House, run: Run) -> None:
+    one, two, other = (
+        house.submit(f"r{n}", campaign=name, send_in=HOUR, priority=-50)
+        for n, name in enumerate(("summer", "summer", "winter"))
+    )
+    update = ("update", "--campaign", "summer", "--priority", "50")
+    assert run(*update, "--yes").out == "update: 2 of 2 messages done\n"
+    ran = run("update", str(other.id), "--priority", "-7", "--text", "hi", "--json")
+    assert (ran.data["priority"], house.again(other).body) == (-7, {"text": "hi"})
+    assert [house.again(message).priority for message in (one, two)] == [50, 50]
+    urgent = run("list", "--priority-from", "50", "--json").lines
+    assert [line["id"] for line in urgent] == [str(two.id), str(one.id)]
 
 
 def test_held_messages_are_listed_oldest_first(run: Run, held: list[Message]) -> None:

@@ -217,7 +217,7 @@ def test_a_cancel_that_waits_for_a_claim_leaves_it(database: Database) -> None:
             coming = thread.submit(cancel)
             wait_until(lambda: waiting(database) or coming.done())
         result = coming.result()
-    assert result.newly_cancelled == set()
+    assert result.newly_changed == set()
     assert result.rows[message.id].message.status is Status.SENDING
 
 

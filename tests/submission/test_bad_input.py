@@ -48,6 +48,7 @@ def test_bad_input_is_judged_before_any_server_is_asked(unreachable: Dispatcher,
         ("cancel_many", "message_ids", {}),
         ("reschedule_many", "message_ids", {"send_in": timedelta(hours=1)}),
         ("retry_many", "message_ids", {}),
+        ("update_many", "message_ids", {"priority": 1}),
     ],
 )
 def test_what_is_no_list_is_refused(

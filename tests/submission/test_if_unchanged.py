@@ -32,6 +32,12 @@ EDITS: dict[str, Edit] = {
     "update": lambda house, read: house.dispatcher.update(
         read.id, body={"text": "edited"}, if_unchanged=read
     ),
+    "priority": lambda house, read: house.dispatcher.update(
+        read.id, priority=read.priority + 1, if_unchanged=read
+    ),
+    "both": lambda house, read: house.dispatcher.update(
+        read.id, body={"text": "edited"}, priority=read.priority + 1, if_unchanged=read
+    ),
     "reschedule": lambda house, read: house.dispatcher.reschedule(
         read.id, send_at=read.send_at + HOUR, if_unchanged=read
     ),
@@ -57,8 +63,11 @@ def test_a_message_as_it_was_submitted_is_changed(
 
 
 def test_what_was_no_message_is_refused_and_changes_nothing(house: House, message: Message) -> None:
-    for method in ("cancel", "update", "retry", "release", "drop"):
-        more: dict[str, Any] = {"body": {"text": "edited"}} if method == "update" else {}
+    methods: list[tuple[str, dict[str, Any]]] = [
+        ("cancel", {}), ("retry", {}), ("release", {}), ("drop", {}),
+        ("update", {"body": {"text": "edited"}}), ("update", {"priority": 1}),
+    ]  # fmt: skip
+    for method, more in methods:
         for read in (True, "an id", FAR):
             with pytest.raises(InvalidDraft, match="if_unchanged"):
                 getattr(house.dispatcher, method)(message.id, if_unchanged=read, **more)
@@ -66,7 +75,7 @@ def test_what_was_no_message_is_refused_and_changes_nothing(house: House, messag
 
 
 @every_edit
-@pytest.mark.parametrize("other", ["update", "reschedule", "expiry"])
+@pytest.mark.parametrize("other", ["update", "priority", "reschedule", "expiry"])
 def test_a_change_since_the_read_refuses_it(
     house: House, message: Message, edit: Edit, other: str
 ) -> None:
@@ -78,7 +87,7 @@ def test_a_change_since_the_read_refuses_it(
 
 
 @every_edit
-@pytest.mark.parametrize("other", ["update", "reschedule"])
+@pytest.mark.parametrize("other", ["update", "priority", "reschedule"])
 def test_a_change_between_the_check_and_the_write_refuses_it(
     house: House, message: Message, edit: Edit, other: str
 ) -> None:
@@ -87,13 +96,15 @@ def test_a_change_between_the_check_and_the_write_refuses_it(
     def there_and_back() -> None:
         if other == "update":
             house.dispatcher.update(message.id, body=message.body)
+        elif other == "priority":
+            house.dispatcher.update_many([message.id], priority=message.priority)
         else:
             house.dispatcher.reschedule(message.id, send_at=message.send_at + 3 * HOUR)
             house.dispatcher.reschedule(message.id, send_at=message.send_at)
 
     meanwhile = once(there_and_back)
     for use_case in ("changes", "moves", "cancellation"):
-        calls = ("update_if_unchanged", "move_if_unchanged", "move", "cancel")
+        calls = ("update_if_unchanged", "prioritize", "move_if_unchanged", "move", "cancel")
         house.between(use_case, "messages", before=dict.fromkeys(calls, meanwhile))
     with pytest.raises(MessageChanged):
         edit(house, message)
@@ -134,7 +145,7 @@ def test_edits_of_missing_and_ended_messages_are_refused(
 
 
 @pytest.mark.every_database
-@pytest.mark.parametrize("what", ["body", "time"])
+@pytest.mark.parametrize("what", ["body", "time", "priority"])
 def test_editors_side_by_side_lose_no_edit(house: House, message: Message, what: str) -> None:
     """Each reads, adds one, and begins again where it is refused: all are counted."""
 
@@ -145,6 +156,9 @@ def test_editors_side_by_side_lose_no_edit(house: House, message: Message, what:
                 if what == "body":
                     count = int(read.body.get("count", 0)) + 1
                     house.dispatcher.update(read.id, body={"count": count}, if_unchanged=read)
+                elif what == "priority":
+                    more = read.priority + 1
+                    house.dispatcher.update(read.id, priority=more, if_unchanged=read)
                 else:
                     at = read.send_at + SECOND
                     house.dispatcher.reschedule(read.id, send_at=at, if_unchanged=read)
@@ -157,6 +171,8 @@ def test_editors_side_by_side_lose_no_edit(house: House, message: Message, what:
     now = house.again(message)
     if what == "body":
         assert now.body == {"count": EDITORS}
+    elif what == "priority":
+        assert now.priority == EDITORS
     else:
         assert now.send_at == message.send_at + EDITORS * SECOND
         assert house.members() == {message.id: to_ms(now.send_at)}
@@ -169,7 +185,8 @@ def test_a_lost_answer_is_not_taken_for_another_change(house: House, message: Me
     edited = house.dispatcher.update(message.id, body={"text": "edited"}, if_unchanged=message)
     at = message.send_at + SECOND
     moved = house.dispatcher.reschedule(message.id, send_at=at, if_unchanged=edited)
-    assert (moved.send_at, moved.body) == (at, {"text": "edited"})
+    urgent = house.dispatcher.update(message.id, priority=50, if_unchanged=moved)
+    assert (urgent.send_at, urgent.body, urgent.priority) == (at, {"text": "edited"}, 50)
 
 
 def test_whether_an_edit_was_made_is_not_known_where_another_one_followed(

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 from sqlalchemy.orm import Session
 
-from dispatcher import InvalidSettings, Message, Settings
+from dispatcher import (
+    InvalidDraft,
+    InvalidSettings,
+    Message,
+    MessageNotFound,
+    Settings,
+    TooLate,
+)
+from dispatcher.message import new_id
 from dispatcher.reservation.booking import BookingRequest
 from tests.support.callers import callers_engine
 from tests.support.house import FAR, House, draft
@@ -93,3 +103,63 @@ def test_what_is_booked_and_moved_is_judged_by_the_priority(build: Build) -> Non
 def test_a_priority_that_no_channel_can_have_is_refused(priority: str) -> None:
     with pytest.raises(InvalidSettings, match=r"channels\.memory\.priority"):
         Settings.load(channels={"memory": {"transport": "memory", "priority": priority}})
+
+
+@pytest.mark.every_database
+def test_scheduled_messages_get_another_priority_and_keep_what_they_booked(house: House) -> None:
+    messages = [house.submit(f"r{n}", send_at=FAR + HOUR, priority=-5) for n in range(4)]
+    house.dispatcher.cancel(messages[1].id)
+    house.change([messages[2]], status="sent", finished_at=house.database_time())
+    booked, nobody = house.all_members(), new_id()
+    tokens = [house.columns(message, "move_token") for message in messages]
+    first = str(messages[0].id)
+    ids: list[UUID | str] = [*(message.id for message in messages), nobody, first]
+    for priority in (100, 100, -100):
+        answers = house.dispatcher.update_many(ids, priority=priority)
+        assert [
+            answer.priority if isinstance(answer, Message) else type(answer) for answer in answers
+        ] == [priority, TooLate, TooLate, priority, MessageNotFound, priority]
+        assert [house.again(message).priority for message in messages] == [
+            priority, -5, -5, priority,
+        ]  # fmt: skip
+        assert [answers[n] for n in (0, 3)] == [house.again(messages[n]) for n in (0, 3)]
+    now = [house.columns(message, "move_token") for message in messages]
+    assert [token == before for token, before in zip(now, tokens, strict=True)] == [
+        False, True, True, False,
+    ]  # fmt: skip
+    assert house.all_members() == booked
+    assert not house.dispatcher.verify_windows().differences
+    assert house.dispatcher.update_many([], priority=0) == []
+    with pytest.raises(InvalidDraft):
+        house.dispatcher.update_many([messages[0].id, "4711"], priority=0)
+
+
+def test_one_message_gets_another_priority_with_a_body_or_without(house: House) -> None:
+    message = house.submit(send_at=FAR + HOUR)
+    update = house.dispatcher.update
+    one = update(message.id, priority=7)
+    assert one == replace(message, priority=7) == house.again(message)
+    both = update(str(message.id), priority=-7, body={"text": "edited"})
+    assert both == replace(message, priority=-7, body={"text": "edited"}) == house.again(message)
+    for wrong in ({"body": None}, {"priority": 7, "body": 5}, {"priority": 1.5}):
+        with pytest.raises(InvalidDraft):
+            update(message.id, **wrong)
+    assert house.again(message) == both
+    house.dispatcher.cancel(message.id)
+    for late in ({"priority": 7}, {"priority": -7}, {"priority": 7, "body": {"text": "edited"}}):
+        with pytest.raises(TooLate):
+            update(message.id, **late)
+    with pytest.raises(MessageNotFound):
+        update(new_id(), priority=7)
+
+
+def test_a_status_message_has_the_priority_of_its_channel(build: Build) -> None:
+    channels = CHANNELS | {
+        "status": {"transport": "webhook", "options": {"payload": "body"}, "priority": 30}
+    }
+    house = build(channels=channels, status_channel="status")
+    told = house.submit(send_at=FAR + HOUR, status_url="https://shop.example/")
+    house.dispatcher.cancel(told.id)
+    house.parts.sweep.notify()
+    [status] = house.dispatcher.select(channel="status")
+    assert status.priority == 30

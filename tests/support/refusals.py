@@ -149,8 +149,12 @@ def _bad_drafts() -> Iterator[tuple[str, Bad]]:
         yield f"expire_after {name}", Bad("expire_after", InvalidSendTime, asked=asked)
     priorities = (-101, 101, 10**5_000, 1.5, True, "high", "50", [50])
     for number, priority in enumerate(priorities):
-        bad = Bad("priority", InvalidDraft, asked={"priority": priority})
-        yield f"priority {number}", bad
+        asked = {"priority": priority}
+        yield f"priority {number}", Bad("priority", InvalidDraft, asked=asked)
+        asked |= {"recipient": "ada"}
+        yield f"slot {number}", Bad("priority", InvalidDraft, "next_slot", asked=asked)
+        asked = {"priority": priority}
+        yield f"many {number}", Bad("priority", InvalidDraft, "update_many", ([],), asked=asked)
     yield "latest without shift", Bad("latest", InvalidDraft, asked={"latest": SOON})
 
 

@@ -61,7 +61,9 @@ def test_commands_page_and_api_have_the_same_filters(build: Build) -> None:
     for minutes in (0, 20):
         other = house.submit("eve", channel="file", send_in=minutes * MINUTE)
         house.dispatcher.cancel(other.id)
-    asked = {"scope": "of ada", "scopes": {"tenant": "acme"}, "campaign": "summer"}
+    asked = {
+        "scope": "of ada", "scopes": {"tenant": "acme"}, "campaign": "summer", "priority": 50,
+    }  # fmt: skip
     body = {"channel": "memory", "recipient": "ada", "body": {}, "send_in_seconds": 600}
     made = shop.post("/v1/messages", json=body | asked, headers={"Idempotency-Key": "k"})
     assert made.status_code == 201, made.text

@@ -196,6 +196,14 @@ def reschedule(visit: Visit) -> Response:
         return _story_page(visit, visit.message(), refused)
 
 
+def prioritize(visit: Visit) -> Response:
+    return _act(visit, "prioritize", partial(visit.dispatcher.update, priority=_priority(visit)))
+
+
+def _priority(visit: Visit) -> int:
+    return check_priority(read_number(visit.form.required("priority", "a whole number")))
+
+
 def retry(visit: Visit) -> Response:
     perhaps_sent = visit.form.is_on("perhaps_sent")
     return _act(visit, "retry", partial(visit.dispatcher.retry, perhaps_sent=perhaps_sent))
@@ -264,6 +272,11 @@ def _reschedule_many(visit: Visit, before: Mapping[UUID, Message]) -> Answers:
     return visit.parts.changes.reschedule_many(list(before), new_time, if_unchanged=before)
 
 
+def _prioritize_many(visit: Visit, before: Mapping[UUID, Message]) -> Answers:
+    changes = visit.parts.changes
+    return changes.prioritize_many(list(before), _priority(visit), if_unchanged=before)
+
+
 def _retry_many(visit: Visit, before: Mapping[UUID, Message]) -> Answers:
     return visit.parts.decisions.retry_many(
         list(before), perhaps_sent=visit.form.is_on("perhaps_sent"), if_unchanged=before
@@ -275,6 +288,9 @@ ACTIONS = {
     for action in (
         Action("cancel", "Cancel", Status.SCHEDULED, Right.MESSAGES_CANCEL, _cancel_many),
         Action("reschedule", "Move", Status.SCHEDULED, Right.MESSAGES_WRITE, _reschedule_many),
+        Action(
+            "prioritize", "Prioritize", Status.SCHEDULED, Right.MESSAGES_WRITE, _prioritize_many
+        ),
         Action("retry", "Retry", Status.FAILED, Right.OPERATE, _retry_many),
     )
 }
@@ -370,7 +386,7 @@ PAGES = (
     PageRoute("/messages/bulk", confirm_many, names=("do", *FILTERS, SCOPE, "after")),
     PageRoute("/messages/bulk", change_many, "POST", most_bytes=_FORM_BYTES,
               names=("do", "messages", *FILTERS, SCOPE, "later", "send_at", "shift",
-                     "perhaps_sent")),
+                     "perhaps_sent", "priority")),
     PageRoute(ONE, story),
     *(
         PageRoute(f"{ONE}/{action.__name__}", action, "POST", names=("version", *names),
@@ -378,6 +394,7 @@ PAGES = (
         for action, right, names in (
             (cancel, Right.MESSAGES_CANCEL, ()),
             (reschedule, Right.MESSAGES_WRITE, ("send_at", "shift")),
+            (prioritize, Right.MESSAGES_WRITE, ("priority",)),
             (retry, Right.OPERATE, ("perhaps_sent",)),
             (release, Right.OPERATE, ("reason",)),
             (drop, Right.OPERATE, ("reason",)),

@@ -218,6 +218,36 @@ def test_a_change_is_of_the_messages_that_were_counted_as_they_were(
     assert actions == ["page: cancel of 2 messages by filter, 2 refused by ops"]
 
 
+def test_the_message_and_all_that_match_get_a_priority(
+    house: House, person: TestClient, actions: list[str]
+) -> None:
+    first, second = (
+        house.submit(name, send_at=FAR + HOUR, campaign="summer") for name in ("ada", "ben")
+    )
+    path = f"/messages/{first.id}"
+    form = hidden(person.get(path).text, f"{path}/prioritize")
+    for mistake in ({}, {"priority": "101"}, {"priority": "high"}, {"priority": "1.5"}):
+        refused = person.post(f"{path}/prioritize", data=form | mistake)
+        assert (refused.status_code, "priority: " in refused.text) == (422, True), mistake
+    done = person.post(f"{path}/prioritize", data=form | {"priority": "-7"})
+    text = person.get(done.headers["location"]).text
+    assert "Done: it has another priority." in text
+    assert "<dt>Priority</dt><dd>-7</dd>" in text
+    assert person.post(f"{path}/prioritize", data=form | {"priority": "7"}).status_code == 412
+
+    asked = person.get("/messages/bulk?do=prioritize&campaign=summer&priority_from=-7").text
+    assert "campaign summer, priority from -7" in re.sub("<[^>]*>", "", asked)
+    form = hidden(asked, "/messages/bulk")
+    assert person.post("/messages/bulk", data=form).status_code == 422
+    text = person.post("/messages/bulk", data=form | {"priority": "50"}).text
+    assert "Prioritize: 2 of 2 done" in text
+    assert [house.again(message).priority for message in (first, second)] == [50, 50]
+    assert actions == [
+        f"page: prioritize of message {first.id}, now scheduled by ops",
+        "page: prioritize of 2 messages by filter, 0 refused by ops",
+    ]
+
+
 def test_a_form_tells_nothing_about_bodies_and_recipients(house: House, visit: Visit) -> None:
     """A visitor who guesses a body or a recipient finds no digest in the form that confirms it."""
     client = visit(Right.MESSAGES_READ, Right.MESSAGES_CANCEL)
@@ -251,7 +281,8 @@ def test_what_another_call_changes_after_the_comparison_is_left(
 
     monkeypatch.setattr(message_pages, "unchanged", compare)
     form = hidden(asked, "/messages/bulk")
-    form |= {"reschedule": {"later": "2 hours"}, "retry": {"perhaps_sent": "on"}}.get(verb, {})
+    form |= {"reschedule": {"later": "2 hours"}, "retry": {"perhaps_sent": "on"},
+             "prioritize": {"priority": "50"}}.get(verb, {})  # fmt: skip
     text = person.post("/messages/bulk", data=form).text
     assert "1 of 2 done" in text
     assert "1: changed since they were counted" in text
@@ -261,7 +292,9 @@ def test_what_another_call_changes_after_the_comparison_is_left(
         "cancel": (Status.CANCELLED, FAR + HOUR),
         "reschedule": (Status.SCHEDULED, FAR + 3 * HOUR),
         "retry": (Status.SCHEDULED, meant.send_at),
+        "prioritize": (Status.SCHEDULED, meant.send_at),
     }[verb]
+    assert (left.priority, after.priority) == (0, 50 if verb == "prioritize" else 0)
 
 
 def test_pauses_are_begun_and_ended_for_a_reason(
