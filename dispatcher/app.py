@@ -350,23 +350,6 @@ class App:
             for name, channel in self.settings.channels.items()
         }
 
-    send_logs = wired(
-        SendLogs,
-        folder=lambda app: app.settings.data_dir.resolve() / f"sends.{app.settings.namespace}",
-    )
-    claims = wired(
-        Claims,
-        ttl=lambda app: app.settings.claim_ttl,
-        kept_back=lambda app: or_(app.to_expire, app.paused),
-    )
-    store_maintenance = wired(StoreMaintenance)
-    quota_list = wired(QuotaList, store=lambda app: app.store_maintenance)
-    delivery = wired(Delivery)
-    group_queue = wired(GroupQueue, at_once=lambda app: app.settings.groups_at_once)
-    ticks = wired(Ticks)
-    sweep = wired(Sweep, store=lambda app: app.store_maintenance)
-    reconciler = wired(Reconciler, store=lambda app: app.store_maintenance)
-
     @built_once
     def notifications(self) -> Notifications | None:
         name = self.settings.status_channel
@@ -380,6 +363,24 @@ class App:
             priority=channel.priority,
             tells_errors=self.settings.status_errors,
         )
+
+    send_logs = wired(
+        SendLogs,
+        folder=lambda app: app.settings.data_dir.resolve() / f"sends.{app.settings.namespace}",
+    )
+    claims = wired(
+        Claims,
+        ttl=lambda app: app.settings.claim_ttl,
+        kept_back=lambda app: or_(app.to_expire, app.paused),
+        report_delays=lambda app: app.notifications and app.notifications.report_delays,
+    )
+    store_maintenance = wired(StoreMaintenance)
+    quota_list = wired(QuotaList, store=lambda app: app.store_maintenance)
+    delivery = wired(Delivery)
+    group_queue = wired(GroupQueue, at_once=lambda app: app.settings.groups_at_once)
+    ticks = wired(Ticks)
+    sweep = wired(Sweep, store=lambda app: app.store_maintenance)
+    reconciler = wired(Reconciler, store=lambda app: app.store_maintenance)
 
     @property
     def to_expire(self) -> ColumnElement[bool]:

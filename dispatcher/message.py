@@ -223,7 +223,8 @@ class Message:
     reschedule moves ``expires_at`` along. ``asked_at`` is the time asked for, where a shift
     changed ``send_at``, else None. ``trace`` is the W3C traceparent of the span of the submit, None
     without tracing. ``campaign`` is a label by which messages are found together. Where a limit is
-    short, a larger ``priority`` goes first.
+    short, a larger ``priority`` goes first. ``delayed_by`` names the limit that has delayed it for
+    longer than ``tell_delay_after``.
 
     ``enqueued_at`` is when the message was last enqueued: by the submitter's clock (like
     ``created_at``) where the submit did it, else by the database's. It is None before that, and
@@ -256,6 +257,7 @@ class Message:
     enqueued_at: datetime | None = None
     campaign: str | None = None
     priority: int = 0
+    delayed_by: str | None = None
 
 
 def is_unchanged(before: Message, now: Message) -> bool:

@@ -202,9 +202,9 @@ class Settings(BaseSettings):
     """The channels by name: :class:`ChannelSettings`."""
     hooks: Annotated[str, Field(pattern=r"^([\w.]+:\w+)?$")] = ""
     """``package.module:attribute`` of a class or an object with methods for messages' transitions:
-    ``on_scheduled``, ``on_rescheduled``, ``on_enqueued``, ``on_snoozed``, ``on_sent``,
-    ``on_failed``, ``on_retry``, ``on_held``, ``on_expired``, ``on_cancelled``, each called with the
-    message, at most once, after the commit. Empty: no hooks."""
+    ``on_scheduled``, ``on_rescheduled``, ``on_enqueued``, ``on_snoozed``, ``on_delayed``,
+    ``on_sent``, ``on_failed``, ``on_retry``, ``on_held``, ``on_expired``, ``on_cancelled``, each
+    called with the message, at most once, after the commit. Empty: no hooks."""
     allowed_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split)] = ()
     """The names in ``Host`` by which the HTTP API and the page may be called: ``shop.example``,
     ``*.shop.example``. Others are answered by 400. Empty: any name."""
@@ -248,6 +248,9 @@ class Settings(BaseSettings):
     times, each 16."""
     overdue_after: Length = timedelta(minutes=5)
     """How long past its time an unclaimed message is overdue: see ``catch_up`` of a channel."""
+    tell_delay_after: Length | None = None
+    """How long a limit may delay a message before that is told, once: by the hook ``on_delayed``
+    and the status webhook. Without it no delay is told."""
     group_size: Annotated[int, Field(ge=1, le=1_000)] = 50
     """Most messages in one task."""
     groups_at_once: Annotated[int, Field(ge=1, le=100)] = 4

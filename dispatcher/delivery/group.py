@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from mmap import mmap
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -29,10 +30,11 @@ from dispatcher.errors import (
     TemporaryFailure,
 )
 from dispatcher.faults import fault
-from dispatcher.limiters.permits import Permit, Permits
+from dispatcher.limiters.permits import CLOSED_BY_PROVIDER, Permit, Permits
 from dispatcher.message import Outcome, storable_text
 from dispatcher.settings import Settings
 from dispatcher.store.claims import Claim, Claims, Failure, Success
+from dispatcher.store.schema import MAX_DELAYED_BY
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.clock import Clock
 from dispatcher.times.quiet_hours import read_hours
@@ -60,6 +62,10 @@ _LIMITERS_PAUSE = timedelta(seconds=1)
 _LONGEST_WAIT = timedelta(days=366)
 _IN_TIME = 0.5
 """Share of the timeout after which a send that failed had no answer in time."""
+Waits = Sequence[tuple[Claim, timedelta]]
+Limits = Mapping[UUID, str]
+"""By message, the limit that makes it wait."""
+_NO_LIMITS: Limits = MappingProxyType({})
 _LONGEST_CLAIM_SECONDS = 600.0
 """After this time the claim of a send that does not end is not renewed: its message is rescued."""
 
@@ -408,7 +414,7 @@ class Group:
         self._break_off()
 
     def put_back(
-        self, unsent: Sequence[tuple[Claim, timedelta]], *, enqueue_in: timedelta | None = None
+        self, unsent: Waits, *, enqueue_in: timedelta | None = None, limits: Limits = _NO_LIMITS
     ) -> bool:
         """Put back messages that were not sent, each with the wait until it is due, and its permit.
 
@@ -416,26 +422,47 @@ class Group:
         allows. Return whether the store has put them back; else ``rescue`` does, by the send log.
         Permits are given back also where none was granted: a rebuild may have restored some.
         """
-        delivery, is_stored = self._delivery, True
+        delivery, delays = self._delivery, None
+        told = self._untold(unsent, limits)
         try:
             lead = -delivery.settings.horizon if enqueue_in is None else enqueue_in
-            delivery.claims.put_back(unsent, enqueue_in=lead)
+            delays = delivery.claims.put_back(unsent, enqueue_in=lead, delayed_by=told)
         except StoreUnavailable as error:
             log.warning("could not put back %d messages; rescue does: %s", len(unsent), error)
             self._send_log.is_kept = True
-            is_stored = False
         fault("put_back.after_row")
         give_back(delivery.permits, [permit_of(claim) for claim, _ in unsent])
-        return is_stored
+        if delays is None:
+            return False
+        now, journal = delivery.clock.now(), delivery.journal
+        for claim, wait in unsent:
+            if (id_ := claim.message.id) in delays.told:
+                journal.tell(Transition.DELAYED, claim.message, limit=told[id_], due_at=now + wait)
+        reports = dict.fromkeys(delays.reports, delivery.settings.status_channel)
+        journal.tell_all(Transition.SCHEDULED, reports)
+        return True
 
-    def _snooze(self, refused: Sequence[tuple[Claim, timedelta]]) -> None:
+    def _untold(self, unsent: Waits, limits: Limits) -> dict[UUID, str]:
+        """Return the limits of those messages whose delay is long, and was not told yet."""
+        after = self._delivery.settings.tell_delay_after
+        if after is None:
+            return {}
+        return {
+            claim.message.id: limits[claim.message.id][:MAX_DELAYED_BY]
+            for claim, wait in unsent
+            if claim.message.id in limits
+            and claim.message.delayed_by is None
+            and _held_for(claim, wait) > after
+        }
+
+    def _snooze(self, refused: Waits, limits: Limits = _NO_LIMITS) -> None:
         """Put messages back that come again, and enqueue those that do so soon."""
         delivery = self._delivery
         limit, grace = delivery.settings.sweep_interval * 2, delivery.settings.enqueue_grace
         soon = [(claim, wait) for claim, wait in refused if wait <= limit]
         later = [(claim, wait) for claim, wait in refused if wait > limit]
         for unsent, enqueue_in in ((later, None), (soon, grace)):
-            if not unsent or not self.put_back(unsent, enqueue_in=enqueue_in):
+            if not unsent or not self.put_back(unsent, enqueue_in=enqueue_in, limits=limits):
                 continue
             for claim, wait in unsent:
                 delivery.journal.tell(Transition.SNOOZED, claim.message, wait_seconds=wait)
@@ -458,7 +485,8 @@ class Group:
         fault("deliver.after_permits")
         permitted = defaultdict(list)
         refused, self._waiting = [], []
-        for claim, answer in zip(claims, answers, strict=True):
+        pairs = [*zip(claims, answers, strict=True)]
+        for claim, answer in pairs:
             comes_at = now + answer.retry_after.total_seconds()
             if answer.allowed:
                 self._sending[claim.message.id] = claim
@@ -471,7 +499,11 @@ class Group:
         for channel, due in permitted.items():
             delivery.pools[channel].add(self, due)
         if refused:
-            self._snooze(refused)
+            limits = {
+                claim.message.id: answer.limit
+                for claim, answer in zip(claims, answers, strict=True)
+            }
+            self._snooze(refused, limits)
 
     def _put_waiting_back(self, wait: timedelta = NO_WAIT) -> None:
         waiting, self._waiting = self._waiting, []
@@ -492,7 +524,8 @@ class Group:
             elif isinstance(report, timedelta):
                 unsent.append((claim, report))
         if unsent:
-            self.put_back(unsent)
+            closed = {claim.message.id: CLOSED_BY_PROVIDER for claim, wait in unsent if wait}
+            self.put_back(unsent, limits=closed)
         now = self._delivery.clock.monotonic()
         if has_ended:
             # While the store is away no rescue ends these claims, and the token guards the record.
@@ -605,7 +638,7 @@ class Group:
                 "could not settle %d permits, they stay counted for longer: %s", len(used), error
             )
 
-    def _enqueue(self, snoozed: Sequence[tuple[Claim, timedelta]]) -> None:
+    def _enqueue(self, snoozed: Waits) -> None:
         now = self._delivery.clock.now()
         tickets = [
             Ticket(claim.message.id, claim.message.channel, now + wait, is_first=False)
@@ -647,6 +680,15 @@ def permit_of(claim: Claim, settings: Settings | None = None) -> Permit:
         channel = settings.channels[message.channel]
         share = channel.share_of(message.scope, message.scopes, message.campaign)
     return Permit(message.id, claim.token, message.scope, message.channel, message.priority, share)
+
+
+def _held_for(claim: Claim, wait: timedelta) -> timedelta:
+    """Return how long limits have kept a message from its time by the end of ``wait``.
+
+    Not while nobody claimed it, which a pause may be the reason for, and not before a failure.
+    """
+    message = claim.message
+    return wait if message.attempt_count > 1 else message.next_attempt_at - message.send_at + wait
 
 
 def _quiet_wait(claim: Claim, settings: Settings) -> timedelta:

@@ -17,7 +17,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from dispatcher.django import project
 from dispatcher.message import MAX_CAMPAIGN, MAX_RECIPIENT, MAX_URL, Outcome, Status
-from dispatcher.store.schema import VOID
+from dispatcher.store.schema import MAX_DELAYED_BY, VOID
 from dispatcher.times.clock import to_length_ms
 from dispatcher.times.zones import MAX_ZONE
 
@@ -129,6 +129,7 @@ class Message(models.Model):
     enqueued_at = InstantField(null=True)
     campaign = models.CharField(max_length=MAX_CAMPAIGN, null=True)
     priority = models.SmallIntegerField()
+    delayed_by = models.CharField(max_length=MAX_DELAYED_BY, null=True)
 
     objects = _Messages()
 

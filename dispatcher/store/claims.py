@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from functools import partial
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 from uuid import UUID, uuid4
 
@@ -20,6 +21,7 @@ from dispatcher.store.lists import REASON
 from dispatcher.store.schema import MOST_ATTEMPTS, Tables, to_message
 
 _NO_WAIT = timedelta(0)
+_NO_DELAYS: Mapping[UUID, str] = MappingProxyType({})
 _NOW = database_now()
 _MARK = sa.bindparam("mark", type_=id_type())
 _OPEN = frozenset({Status.SENDING, Status.HELD})
@@ -97,20 +99,34 @@ class AttemptEnd(NamedTuple):
     ended_at: datetime | None = None
 
 
+class Delays(NamedTuple):
+    """Messages whose delay is told now, and the status messages added to report it."""
+
+    told: Sequence[UUID] = ()
+    reports: Sequence[UUID] = ()
+
+
 class Claims:
     """Takes messages to deliver them and records their outcomes. Every call may be run again.
 
     ``kept_back`` is the condition of messages that are paused, or overdue and to expire.
+    ``report_delays`` adds status messages in the transaction that notes the delays.
     """
 
     def __init__(
-        self, database: Database, *, ttl: timedelta, kept_back: sa.ColumnElement[bool] | None = None
+        self,
+        database: Database,
+        *,
+        ttl: timedelta,
+        kept_back: sa.ColumnElement[bool] | None = None,
+        report_delays: Callable[[sa.Connection, Sequence[UUID]], Sequence[UUID]] | None = None,
     ) -> None:
         tables, backend = database.tables, database.backend
         self._database = database
         self._tables = tables
         self._locked = LockedMessages(database)
         self._ttl = ttl
+        self._report_delays = report_delays
         not_suppressed = ~tables.is_suppressed
         may_be_taken = not_suppressed if kept_back is None else sa.and_(not_suppressed, ~kept_back)
         messages, attempts = tables.messages, tables.attempts
@@ -275,39 +291,52 @@ class Claims:
         return {row.id for row in rows.values() if row.is_changed and row.status is Status.EXPIRED}
 
     def put_back(
-        self, snoozed: Iterable[tuple[Claim, timedelta]], *, enqueue_in: timedelta
-    ) -> None:
-        """Return claims that were not sent: due again after the wait, no attempt counted."""
+        self,
+        snoozed: Iterable[tuple[Claim, timedelta]],
+        *,
+        enqueue_in: timedelta,
+        delayed_by: Mapping[UUID, str] = _NO_DELAYS,
+    ) -> Delays:
+        """Return claims that were not sent: due again after the wait, no attempt counted.
+
+        ``delayed_by`` names the limits of messages whose delay is to be told.
+        """
         waits = [(claim, max(wait, _NO_WAIT)) for claim, wait in snoozed]
         if not waits:
-            return
+            return Delays()
         claims = [claim for claim, _ in waits]
-        if self._at_once.put_back is not None:
+        if self._at_once.put_back is not None and not delayed_by:
             seconds = [wait.total_seconds() for _, wait in waits]
             soon = enqueue_in.total_seconds()
             values = _keys(claims) | {"waits": seconds, "not_begun": NOT_BEGUN}
             values |= {"enqueues": [max(0.0, wait + soon) for wait in seconds]}
             if self._database.try_once(self._at_once.put_back, values) == []:
-                return
+                return Delays()
 
-        def work(connection: sa.Connection) -> None:
+        def work(connection: sa.Connection) -> Delays:
             rows = self._locked.take(connection, [claim.message.id for claim in claims])
             undone: list[tuple[UUID, int]] = []
+            told: list[UUID] = []
             for claim, wait in waits:
                 row = rows.get(claim.message.id)
                 if row is None:
                     continue
                 if row.is_open_for(claim.token):
                     row.snoozed(wait, enqueue_in)
+                    row.delayed_by = delayed_by.get(row.id, row.delayed_by)
                     undone.append(claim.attempt)
                 elif row.was_sent_during(claim.token) and self._locked.undo_attempts(
                     connection, [claim.attempt]
                 ):
                     row.uncounted()
+                if row.claim_token == claim.token and row.delayed_by == delayed_by.get(row.id, ""):
+                    told.append(row.id)
             self._locked.undo_attempts(connection, undone)
             self._locked.write(connection, rows.values())
+            report = self._report_delays if told else None
+            return Delays(told, report(connection, told) if report else ())
 
-        self._database.transact(work)
+        return self._database.transact(work)
 
 
 def _claim(message: Message, token: int, now: datetime) -> Claim:
@@ -373,6 +402,7 @@ class LockedMessage:
     enqueued_at: datetime | None
     finished_at: datetime | None
     last_error: str | None
+    delayed_by: str | None
     channel: str
     claim_token: int
     claim_expires_at: datetime | None

@@ -150,7 +150,10 @@ class Messages:
         is_enqueued = sa.bindparam("is_enqueued", type_=sa.Boolean())
         self._move = self._update_same.where(
             sa.bindparam("until", type_=Instant()) >= database_now()
-        ).values(enqueued_at=sa.case((is_enqueued, database_now()), else_=row.enqueued_at))
+        ).values(
+            enqueued_at=sa.case((is_enqueued, database_now()), else_=row.enqueued_at),
+            delayed_by=sa.null(),  # it has another time, for which it may be delayed anew
+        )
         self._movables = tables.movable.where(has_id)
         self._movable = tables.movable.where(row.id == sa.bindparam("of"))
         columns = (row.id, row.move_token, tables.is_scheduled.label("is_scheduled"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 from uuid import UUID
@@ -22,7 +23,7 @@ from dispatcher.times.send_time import as_text
 _VERSION, _VARIANT = 0x7 << 76, 0b10 << 62
 _SHOWN = (
     "id", "channel", "status", "attempt_count", "send_at", "finished_at", "last_error",
-    "claim_token", "status_url",
+    "claim_token", "status_url", "delayed_by", "next_attempt_at",
 )  # fmt: skip
 
 
@@ -40,7 +41,7 @@ class Reason(StrEnum):
 
 
 class Notifications:
-    """The statements of ``notify``. Any number of sweeps may run side by side."""
+    """The statements of ``notify``, and of claims that tell delays. Any number may run at once."""
 
     def __init__(
         self, database: Database, *, channel: str, tells_errors: bool = False, **row: int
@@ -48,6 +49,8 @@ class Notifications:
         self._database = database
         self._tells_errors = tells_errors
         self._tables = database.tables
+        shown = (self._tables.messages.c[name] for name in _SHOWN)
+        self._query: Select[Any] = select(*shown, database_now().label("now"))
         self._is_due, self._order = database.backend.due_notifications(database.tables)
         # It has no reservation. After an unknown outcome it is retried whatever its channel says:
         # receivers know a repeated report by its id.
@@ -59,12 +62,12 @@ class Notifications:
     def tell(self, *, limit: int) -> list[UUID]:
         """Add a status message for each of so many messages; return the ids of those added.
 
-        The reported status is noted in the same transaction.
+        The reported status is noted in the same transaction. Reports of delays that were not sent
+        yet are cancelled.
         """
         messages, attempts = self._tables.messages, self._tables.attempts
-        due: Select[Any] = (
-            select(*(messages.c[name] for name in _SHOWN), database_now().label("now"))
-            .where(self._is_due)
+        due = (
+            self._query.where(self._is_due)
             .order_by(*self._order)
             .limit(limit)
             .with_for_update(skip_locked=True)
@@ -74,39 +77,57 @@ class Notifications:
             rows = connection.execute(due).all()
             if not rows:
                 return []
-            made = {id_of(row): row for row in rows}
-            there = select(messages.c.id).where(self._tables.has_id(list(made)))
-            present = set(connection.scalars(there))
             ids = [row.id for row in rows]
             ended = select(attempts.c.message_id, attempts.c.outcome).where(
                 one_of(attempts.c.message_id, ids), attempts.c.outcome.is_not(None)
             )
             outcomes = dict(map(tuple, connection.execute(ended.order_by(attempts.c.token))))
-            new = [
-                {
-                    "id": id_,
-                    "recipient": row.status_url,
-                    "body": body_of(row, outcomes.get(row.id), tells_errors=self._tells_errors),
-                }
-                for id_, row in made.items()
-                if id_ not in present
-            ]
-            if new:
-                connection.execute(self._add, new)
-            fault("tell.in_transaction")
+            if stale := [id_of(row, of_delay=True) for row in rows if row.delayed_by]:
+                unsent = self._tables.has_id(stale), self._tables.is_scheduled
+                cancel = {"status": Status.CANCELLED.value, "finished_at": database_now()}
+                connection.execute(update(messages).where(*unsent).values(cancel))
+            new = self._report(connection, rows, outcomes)
             noted = update(messages).where(self._tables.has_id(ids))
             connection.execute(noted.values(notified_status=messages.c.status))
-            return [row["id"] for row in new]
+            return new
 
         return self._database.transact(work)
 
+    def report_delays(self, connection: Connection, message_ids: Sequence[UUID]) -> list[UUID]:
+        """Add a status message for each of these that is scheduled and has a status URL."""
+        is_asked = self._tables.messages.c.status_url.is_not(None)
+        is_theirs = self._tables.has_id(message_ids), self._tables.is_scheduled, is_asked
+        return self._report(connection, connection.execute(self._query.where(*is_theirs)).all(), {})
 
-def id_of(row: Row[Any]) -> UUID:
+    def _report(
+        self, connection: Connection, rows: Sequence[Row[Any]], outcomes: Mapping[UUID, str]
+    ) -> list[UUID]:
+        made = {id_of(row): row for row in rows}
+        there = select(self._tables.messages.c.id).where(self._tables.has_id(list(made)))
+        present = set(connection.scalars(there))
+        new = [
+            {
+                "id": id_,
+                "recipient": row.status_url,
+                "body": body_of(row, outcomes.get(row.id), tells_errors=self._tells_errors),
+            }
+            for id_, row in made.items()
+            if id_ not in present
+        ]
+        if new:
+            connection.execute(self._add, new)
+        fault("tell.in_transaction")
+        return [row["id"] for row in new]
+
+
+def id_of(row: Row[Any], *, of_delay: bool = False) -> UUID:
     """Return the id of the status message for the status of a row, the same each time.
 
     Its time is that of the message's id, so that both rows lie near each other.
     """
-    source = f"{row.id} {row.status} {row.claim_token}".encode()
+    is_delay = of_delay or row.status == Status.SCHEDULED.value
+    what = f"delayed {as_text(row.send_at)}" if is_delay else f"{row.status} {row.claim_token}"
+    source = f"{row.id} {what}".encode()
     digest = int.from_bytes(hashlib.blake2b(source, digest_size=10).digest(), "big")
     free = digest & ~(0xF << 76) & ~(0b11 << 62)
     return UUID(int=row.id.int >> 80 << 80 | _VERSION | _VARIANT | free)
@@ -128,8 +149,12 @@ def body_of(row: Row[Any], outcome: str | None, *, tells_errors: bool) -> Body:
     }
     if tells_errors:
         data["last_error"] = row.last_error
+    kind = row.status
+    if kind == Status.SCHEDULED.value:
+        kind = "delayed"
+        data |= {"limit": row.delayed_by, "expected_at": as_text(row.next_attempt_at)}
     return {
-        "type": f"message.{row.status}",
+        "type": f"message.{kind}",
         "timestamp": as_text(row.finished_at or row.now),
         "data": data,
     }

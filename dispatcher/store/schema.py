@@ -405,7 +405,7 @@ def _messages(name: str, metadata: sa.MetaData, *, partial_indexes: bool) -> sa.
     return table
 
 
-_LATER = ("finished_at", "last_error")
+_LATER = ("finished_at", "last_error", "delayed_by")
 _CONVERTED = ("body", "status", "scopes", "expire_after")
 _UNCHANGED = tuple(
     name for name in Message.__dataclass_fields__ if name not in {*_LATER, *_CONVERTED}

@@ -101,6 +101,8 @@ def _until_due(story: Story) -> tuple[str, datetime | None]:
             f"dispatcher resume {pause.kind} {shlex.quote(pause.name)}" for pause in story.pauses
         )
         return f"it is paused: {', '.join(ended_by)}", None
+    if story.message.delayed_by is not None:
+        return f"delayed by {story.message.delayed_by}; it is due at", story.message.next_attempt_at
     if story.is_enqueued:
         return "it is enqueued; it is due at", story.message.next_attempt_at
     return "the sweep enqueues it at", story.enqueue_at

@@ -61,7 +61,7 @@ T = TypeVar("T")
 
 FIELDS = (
     "transition", "message_id", "channel", "recipient", "attempt", "outcome", "send_at", "due_at",
-    "wait_seconds",
+    "wait_seconds", "limit",
 )  # fmt: skip
 """What a record may carry: ``recipient`` is a digest, instants are ISO 8601 in UTC."""
 
@@ -78,6 +78,8 @@ class Transition(StrEnum):
     """Tried without success, or given another round by a person: to be tried again."""
     SNOOZED = "snoozed"
     """Put back by a limiter, or late in quiet hours; no attempt counts."""
+    DELAYED = "delayed"
+    """Snoozed by a limit that keeps it from its time for longer than ``tell_delay_after``."""
     FAILED = "failed"
     HELD = "held"
     """The outcome is unknown, and a person decides."""
@@ -234,6 +236,7 @@ _HOOKS: dict[Transition, tuple[str, Collection[Status]]] = {
     Transition.RELEASED: ("on_retry", _OPEN),
     Transition.RESCUED: ("on_retry", _OPEN),
     Transition.SNOOZED: ("on_snoozed", _OPEN),
+    Transition.DELAYED: ("on_delayed", _OPEN),
     Transition.FAILED: ("on_failed", {Status.FAILED}),
     Transition.EXPIRED: ("on_expired", {Status.EXPIRED}),
     Transition.CANCELLED: ("on_cancelled", {Status.CANCELLED}),

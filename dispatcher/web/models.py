@@ -166,6 +166,7 @@ class MessageOut(Out):
     on_unknown: OnUnknown
     campaign: str | None
     priority: int
+    delayed_by: str | None
 
     @classmethod
     def of(cls, message: Message, caller: Caller, digest: Digest) -> Self:

@@ -241,6 +241,16 @@ def test_a_pause_is_shown_until_it_is_resumed(
     assert run("show", str(message.id), "--json").data["pauses"] == []
 
 
+def test_show_tells_what_delays_a_message_and_until_when(house: House, run: Run) -> None:
+    message = house.submit("ada")
+    due_at = datetime(2100, 1, 1, 13, tzinfo=UTC)
+    house.change([message], delayed_by="channel memory: 1/hour", next_attempt_at=due_at)
+    shown = run("show", str(message.id)).out
+    assert "next: delayed by channel memory: 1/hour; it is due at 2100-01-01 13:00:00" in shown
+    data = run("show", str(message.id), "--json").data
+    assert data["delayed_by"] == "channel memory: 1/hour"
+
+
 SHELL = re.compile(r"\s+[|<>]\s+")
 
 

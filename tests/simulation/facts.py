@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from dispatcher.message import Message, Status
-from dispatcher.store.claims import Claim, Claims, Failure, Success
+from dispatcher.store.claims import Claim, Claims, Delays, Failure, Success
 from dispatcher.store.database import Database
 from dispatcher.store.maintenance import StoreMaintenance
 from tests.simulation.servers import Row, Try
@@ -127,13 +127,12 @@ class WatchedClaims(Claims):
         self._look_again(others)
         return expired
 
-    def put_back(
-        self, snoozed: Iterable[tuple[Claim, timedelta]], *, enqueue_in: timedelta
-    ) -> None:
+    def put_back(self, snoozed: Iterable[tuple[Claim, timedelta]], **options: Any) -> Delays:
         pairs = list(snoozed)
         others = self._of_others(claim for claim, _ in pairs)
-        super().put_back(pairs, enqueue_in=enqueue_in)
+        delays = super().put_back(pairs, **options)
         self._look_again(others)
+        return delays
 
     def _of_others(self, claims: Iterable[Claim]) -> list[UUID]:
         rows = ((self._world.store.row(claim.message.id), claim.token) for claim in claims)

@@ -267,6 +267,21 @@ TAKE = text(
 """What a claim does, without its attempt."""
 
 
+def test_a_delay_is_told_by_the_claim_that_notes_it_and_by_no_older_one(database: Database) -> None:
+    stale = lapsed(database)
+    [claim] = claims_in(database).claim([stale.message.id])
+    other, delayed_by = rows.claimed(database), {claim.message.id: "channel sms: 1/hour"}
+    told = [
+        claims_in(database)
+        .put_back([(other, MINUTE), (late, MINUTE)], enqueue_in=rows.SOON, delayed_by=delayed_by)
+        .told
+        for late in (stale, claim, stale)
+    ]
+    assert told == [[], [claim.message.id], []]
+    limits = [messages_in(database).get(it.message.id).delayed_by for it in (claim, other)]
+    assert limits == ["channel sms: 1/hour", None]
+
+
 def test_a_put_back_message_is_noted_as_enqueued_where_the_sweep_is_to_wait(
     database: Database,
 ) -> None:

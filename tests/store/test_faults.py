@@ -16,6 +16,7 @@ from dispatcher.store.database import Database
 from dispatcher.store.engines.mariadb import check_version
 from dispatcher.store.engines.postgresql import PostgreSQLConnection
 from dispatcher.store.messages import Messages
+from dispatcher.store.notifications import Notifications
 from tests.support import rows
 from tests.support.proxy import FarDatabase
 
@@ -155,6 +156,27 @@ def test_a_record_whose_reply_is_lost_counts_once(
     assert stored.status is (Status.SENT if outcome == "sent" else Status.SCHEDULED)
     assert stored.attempt_count == (0 if outcome == "snoozed" else 1)
     assert len(Messages(direct).attempts(claim.message.id)) == (0 if outcome == "snoozed" else 1)
+
+
+@pytest.mark.parametrize("far", ["postgresql", "mariadb"], indirect=True)
+def test_a_delay_whose_commit_is_not_answered_is_told_and_reported_once(
+    through: Database, direct: Database, far: FarDatabase
+) -> None:
+    message = rows.a_message(send_at=rows.now() - timedelta(minutes=1))
+    Messages(direct).add(rows.addition(message, status_url="https://shop.example/hooks"))
+    status = Notifications(through, channel="status", max_attempts=7)
+    claims = Claims(through, ttl=rows.TTL, report_delays=status.report_delays)
+    [claim] = claims.claim([message.id])
+    far.proxy.drop_reply(b"COMMIT")
+    wait = timedelta(minutes=1)
+    delays = claims.put_back([(claim, wait)], enqueue_in=rows.SOON, delayed_by={message.id: "it"})
+    assert far.proxy.dropped == 1
+    assert delays.told == [message.id]
+    assert Messages(direct).get(message.id).delayed_by == "it"
+    assert rows.count(direct) == 2, "one message, one report"
+    late = claims.put_back([(claim, wait)], enqueue_in=rows.SOON, delayed_by={message.id: "other"})
+    assert late.told == []
+    assert Messages(direct).get(message.id).delayed_by == "it"
 
 
 def test_a_batch_whose_commit_is_not_answered_is_perhaps_stored(

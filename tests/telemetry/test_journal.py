@@ -95,6 +95,7 @@ TOLD_OF = {
     Transition.SENT: (Status.SENT, "on_sent"),
     Transition.RETRIED: (Status.SCHEDULED, "on_retry"),
     Transition.SNOOZED: (Status.SENDING, "on_snoozed"),
+    Transition.DELAYED: (Status.SCHEDULED, "on_delayed"),
     Transition.FAILED: (Status.FAILED, "on_failed"),
     Transition.HELD: (Status.HELD, "on_held"),
     Transition.RELEASED: (Status.SENDING, "on_retry"),
@@ -211,7 +212,7 @@ def test_a_submit_is_answered_where_the_system_gives_no_thread(build: Build) -> 
 
 CALLS = HookCalls(
     "on_scheduled", "on_sent", "on_failed", "on_retry", "on_held", "on_expired", "on_cancelled",
-    "on_rescheduled", "on_snoozed",
+    "on_rescheduled", "on_snoozed", "on_delayed",
 )  # fmt: skip
 
 

@@ -49,6 +49,15 @@ def test_each_field_of_a_message_is_answered_but_those_of_the_workings() -> None
     assert Message.__dataclass_fields__.keys() - answered == {"trace", "enqueued_at"}
 
 
+def test_what_delays_a_message_is_answered(house: House, shop: TestClient) -> None:
+    made = shop.post("/v1/messages", json=new()).json()
+    message = house.dispatcher.get(made["id"])
+    house.change([message], delayed_by="channel memory: 1/hour", next_attempt_at=FAR + 2 * HOUR)
+    read = shop.get(f"/v1/messages/{message.id}").json()
+    assert (made["delayed_by"], read["delayed_by"]) == (None, "channel memory: 1/hour")
+    assert read["next_attempt_at"] == (FAR + 2 * HOUR).isoformat().replace("+00:00", "Z")
+
+
 def test_a_message_is_accepted_read_moved_changed_and_cancelled(
     house: House, shop: TestClient
 ) -> None:

@@ -136,6 +136,19 @@ def test_a_form_of_an_old_version_changes_nothing(
     assert answer.status_code == 303, "it was only snoozed"
 
 
+def test_what_delays_a_message_is_shown_also_after_its_end(
+    house: House, person: TestClient
+) -> None:
+    message = house.submit(send_at=FAR + HOUR)
+    assert "Delayed by" not in person.get(f"/messages/{message.id}").text
+    house.change([message], delayed_by="channel memory: 1/hour")
+    text = person.get(f"/messages/{message.id}").text
+    assert "<strong>Next:</strong> delayed by channel memory: 1/hour; it is due at" in text
+    house.dispatcher.cancel(message.id)
+    text = person.get(f"/messages/{message.id}").text
+    assert "<dt>Delayed by</dt><dd>channel memory: 1/hour</dd>" in text
+
+
 @pytest.mark.every_database
 def test_what_has_been_held_longest_comes_first(house: House, person: TestClient) -> None:
     """Whenever it was made: a message of old may have been held just now."""
