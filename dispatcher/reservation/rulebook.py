@@ -40,7 +40,7 @@ class RuleBook:
     ) -> None:
         self._quotas, self._changed, self._clock = quotas, changed, clock
         self._lock = Lock()
-        self._seen: dict[Named, datetime] = {}
+        self._seen: dict[Named, Change] = {}
         self._read_at: float | None = None
         self._tried_at = float("-inf")
         self.latest = Rules(quotas)
@@ -71,10 +71,11 @@ class RuleBook:
         now, since = self._clock.monotonic(), None
         if self._read_at is not None:
             since = timedelta(seconds=now - self._read_at) + _LATE_COMMIT
-        rows = [row for row in self._changed(since) if self._seen.get(row[:2]) != row[3]]
+        rows = [row for row in self._changed(since) if self._seen.get(row[:2]) != row]
         own = dict(self.latest.own)
-        for kind, name, quotas, changed_at in rows:
-            self._seen[kind, name] = changed_at
+        for row in rows:
+            kind, name, quotas, _ = row
+            self._seen[kind, name] = row
             key = OWN_SCOPE if kind == OWN_KIND else kind, name
             own.pop(key, None)
             try:
