@@ -159,13 +159,6 @@ def test_a_smaller_set_is_allowed_and_tells_what_is_over(build: Build) -> None:
 
 
 @on_postgresql
-def test_of_two_changes_at_one_instant_the_later_holds(house: House) -> None:
-    """Here the clock stands still; on SQLite an instant is a millisecond."""
-    for count in range(1, 4):
-        house.dispatcher.set_quotas("recipient", "ada", [f"{count}/hour"])
-        assert house.dispatcher.quotas_of("recipient", "ada").quotas == (f"{count}/hour",)
-
-
 def test_two_processes_know_of_a_change_within_five_seconds(build: Build) -> None:
     """Each has its own snapshot: it is read again by its clock, and not before two seconds."""
     house, other = build(**KINDS), build(**KINDS)

@@ -115,6 +115,12 @@ def test_limits_put_messages_off_and_keep_their_number() -> None:
         assert HOUR <= after[3] < HOUR * 1.1
 
 
+def test_of_two_changes_of_quotas_at_one_instant_the_later_holds(memory: MemoryDispatcher) -> None:
+    for quota in ("1/hour", "2/hour", "3/hour"):
+        memory.set_quotas("recipient", "ada", quota)
+        assert memory.quotas_of("recipient", "ada").quotas == (quota,)
+
+
 def test_a_refusal_by_quiet_hours_is_asserted() -> None:
     with made(sms={"quiet_hours": "21:00-08:00"}) as memory:
         with pytest.raises(QuietHours):
