@@ -12,8 +12,8 @@ from collections.abc import Container, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-OWN_SCOPE = ""
-"""The kind of the scope that every message has."""
+OWN_SCOPE, OWN_KIND = "", "recipient"
+"""The kind of the scope that every message has, and its name for people."""
 NO_SCOPE = ""
 """The scope of status and of erased messages. No caller can name it, and no quota counts it."""
 

@@ -357,6 +357,12 @@ class Settings(BaseSettings):
         quotas_of |= {name: kind.quotas for name, kind in self.scopes.items()}
         return {kind: quotas for kind, quotas in quotas_of.items() if quotas}
 
+    @property
+    def kinds_with_quotas(self) -> list[str]:
+        """The kinds of scopes that have quotas, as people name them."""
+        kinds = (kind for kind in self.quotas_of if not kind.startswith(scope.WITHOUT))
+        return [kind or scope.OWN_KIND for kind in kinds]
+
     @cached_property
     def spellings(self) -> Spellings:
         return Spellings(self.channels)

@@ -10,13 +10,11 @@ from threading import Lock
 from dispatcher.errors import InvalidValue, StoreUnavailable
 from dispatcher.quota import AnyQuota, parse_quota
 from dispatcher.reservation.encoding import Named, QuotaSet, Rules
-from dispatcher.scope import OWN_SCOPE
+from dispatcher.scope import OWN_KIND, OWN_SCOPE
 from dispatcher.times.clock import Clock
 
 log = logging.getLogger(__name__)
 
-OWN_KIND = "recipient"
-"""How callers and the store name the kind of a message's own scope."""
 _FRESH_SECONDS, _BOUND_SECONDS = 2, 4
 _LATE_COMMIT = timedelta(minutes=1)
 

@@ -14,9 +14,9 @@ from dispatcher.message import MAX_RECIPIENT, check_text, scope_name
 from dispatcher.quota import AnyQuota, Quota, parse_quota
 from dispatcher.reservation.contents import Contents
 from dispatcher.reservation.encoding import longest_ms
-from dispatcher.reservation.rulebook import OWN_KIND, RuleBook
+from dispatcher.reservation.rulebook import RuleBook
 from dispatcher.reservation.upkeep import Reserved, Upkeep
-from dispatcher.scope import OWN_SCOPE, WITHOUT, Scope, is_recipient_kind, of_channel, scope_named
+from dispatcher.scope import OWN_KIND, OWN_SCOPE, Scope, is_recipient_kind, of_channel, scope_named
 from dispatcher.settings import Settings
 from dispatcher.store.lists import ScopeSettings
 from dispatcher.store.maintenance import StoreMaintenance
@@ -86,7 +86,7 @@ class QuotaList:
 
     def _scopes(self, kind: str, name: str) -> list[Scope]:
         """Return the scope; those of a recipient in each spelling of the channels."""
-        known = [of or OWN_KIND for of in self.settings.quotas_of if not of.startswith(WITHOUT)]
+        known = self.settings.kinds_with_quotas
         kind, name = check_text("kind", kind), check_text("name", name, longest=MAX_RECIPIENT)
         if kind not in known:
             problem = f"the settings have no quotas for a kind {quoted(kind)}"

@@ -90,7 +90,7 @@ class Caller:
         return movable
 
     def sees_pause_name(self, kind: str) -> bool:
-        return kind != PAUSED_RECIPIENT or Right.RECIPIENTS_READ in self.rights
+        return kind.partition(".")[0] != PAUSED_RECIPIENT or Right.RECIPIENTS_READ in self.rights
 
     def check_channel(self, channel: object) -> None:
         if self.channels is not None and channel not in self.channels:

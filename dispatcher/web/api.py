@@ -80,6 +80,7 @@ _MESSAGE = "/messages/{message_id}"
 _SCOPE = "/scopes/{kind}/{scope:any_name}"
 _RECIPIENT = "/suppressions/{recipient:any_name}"
 _PAUSE = "/pauses/{kind}/{name:any_name}"
+_QUOTAS = f"{_SCOPE}/quotas"
 _READ, _WRITE, _OPERATE = (Right.MESSAGES_READ,), (Right.MESSAGES_WRITE,), (Right.OPERATE,)
 _READ_RECIPIENTS, _SUPPRESS = (Right.RECIPIENTS_READ,), (Right.SUPPRESSIONS_WRITE,)
 
@@ -107,6 +108,10 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _unbound("GET", "/pauses", calls.pauses, _OPERATE),
     _unbound("PUT", _PAUSE, calls.pause, _OPERATE),
     _unbound("DELETE", _PAUSE, calls.resume, _OPERATE),
+    _unbound("GET", "/quotas", calls.scope_settings, _OPERATE),
+    _unbound("GET", _QUOTAS, calls.quotas_of, _OPERATE),
+    _unbound("PUT", _QUOTAS, calls.set_quotas, _OPERATE),
+    _unbound("DELETE", _QUOTAS, calls.unset_quotas, _OPERATE),
     _unbound("GET", "/status", calls.status, _OPERATE, is_long=True),
     _unbound("GET", "/load", calls.load, _OPERATE, is_long=True),
     _unbound("GET", "/refusals", calls.refusals, _OPERATE, is_long=True),

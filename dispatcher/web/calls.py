@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from dispatcher import Pause, Suppression, Timeline, Wanted
+from dispatcher import Pause, ScopeQuotas, Suppression, Timeline, Wanted
 from dispatcher.client import selection_of
 from dispatcher.errors import (
     DispatcherError,
@@ -342,6 +342,35 @@ def pause(context: CallContext, kind: str, name: str) -> Response:
 def resume(context: CallContext, kind: str, name: str) -> Response:
     """End a pause; return those that remain."""
     return _answer_pauses(context, context.dispatcher.resume(kind, name))
+
+
+def scope_settings(context: CallContext, kind: str | None = None) -> Response:
+    """Return the first 1,000 scopes that have quotas of their own."""
+    listed = context.dispatcher.scope_settings(kind)[: models.MOST_LISTED]
+    return answer(models.ScopeSettingsOut(scopes=[_quotas_out(context, one) for one in listed]))
+
+
+def quotas_of(context: CallContext, kind: str, scope: str) -> Response:
+    """Return the quotas of a scope: its own, or those of its kind."""
+    return answer(_quotas_out(context, context.dispatcher.quotas_of(kind, scope)))
+
+
+def set_quotas(context: CallContext, kind: str, scope: str) -> Response:
+    """Give a scope quotas of its own, known to every process within 5 seconds.
+
+    What is booked stays; `over` counts what of it is more than they allow.
+    """
+    quotas = context.payload(models.QuotasIn).quotas
+    return answer(_quotas_out(context, context.dispatcher.set_quotas(kind, scope, quotas)))
+
+
+def unset_quotas(context: CallContext, kind: str, scope: str) -> Response:
+    """Give a scope the quotas of its kind again."""
+    return answer(_quotas_out(context, context.dispatcher.unset_quotas(kind, scope)))
+
+
+def _quotas_out(context: Context, quotas: ScopeQuotas) -> models.ScopeQuotasOut:
+    return models.ScopeQuotasOut.of(quotas, context.caller, context.service.digest)
 
 
 def status(context: CallContext) -> Response:

@@ -15,7 +15,16 @@ from uuid import UUID
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 from pydantic_core import PydanticKnownError
 
-from dispatcher import Erased, LoadToCome, Overview, Pause, Refusals, Suppression, Timeline
+from dispatcher import (
+    Erased,
+    LoadToCome,
+    Overview,
+    Pause,
+    Refusals,
+    ScopeQuotas,
+    Suppression,
+    Timeline,
+)
 from dispatcher.message import Draft, Message, OnConflict, OnUnknown, Plan, Status
 from dispatcher.quota import CalendarQuota, Quota
 from dispatcher.telemetry.journal import StreamEntry
@@ -331,6 +340,40 @@ class PausesOut(Out):
     """The pauses in force."""
 
     pauses: list[PauseOut]
+
+
+class QuotasIn(_In):
+    """The quotas that a scope is to have instead of those of its kind."""
+
+    quotas: list[str]
+
+
+class ScopeQuotasOut(Out):
+    """The quotas of a scope, its `own` or those of its kind.
+
+    `over` counts bookings to come that are more than they allow; a list does not tell it.
+    """
+
+    kind: str
+    name: str | None = None
+    recipient_digest: str | None = None
+    quotas: list[str]
+    own: bool
+    over: int
+
+    @classmethod
+    def of(cls, quotas: ScopeQuotas, caller: Caller, digest: Digest) -> Self:
+        shown = {"name": quotas.name}
+        if not caller.sees_pause_name(quotas.kind):
+            shown = _recipient(quotas.name, caller, digest)
+        more = {name: getattr(quotas, name) for name in ("kind", "own", "over")}
+        return cls(quotas=[*quotas.quotas], **more, **shown)
+
+
+class ScopeSettingsOut(Out):
+    """Scopes that have quotas of their own."""
+
+    scopes: list[ScopeQuotasOut]
 
 
 class SlotOut(Out):

@@ -43,7 +43,8 @@ def test_help_lists_every_command_and_the_exit_codes() -> None:
         assert command in shown.output
         helped = CliRunner().invoke(app, [command, "--help"])
         assert helped.exit_code == 0
-        assert f"$ dispatcher {command}" in helped.output or command in ("windows", "keys")
+        is_group = command in ("windows", "keys", "quotas")
+        assert f"$ dispatcher {command}" in helped.output or is_group
         assert "<bool>" not in helped.output, "a flag takes no value"
 
 
@@ -249,6 +250,21 @@ def test_show_tells_what_delays_a_message_and_until_when(house: House, run: Run)
     assert "next: delayed by channel memory: 1/hour; it is due at 2100-01-01 13:00:00" in shown
     data = run("show", str(message.id), "--json").data
     assert data["delayed_by"] == "channel memory: 1/hour"
+
+
+def test_quotas_of_one_scope_are_set_listed_and_unset(house: House, run: Run) -> None:
+    for minutes in range(3):
+        house.submit("ada", send_in=timedelta(hours=1, minutes=minutes))
+    ran = run("quotas", "set", "recipient", "ada", "2/hour", "9/day in UTC")
+    assert ran.out == (
+        "recipient ada has 2/hour; 9/day in UTC\n"
+        "bookings to come that are more than that: 1; they stay\n"
+    )
+    assert "2/hour; 9/day in UTC" in run("quotas", "list").out
+    assert run("quotas", "list", "recipient", "--json").data["quotas"] == ["2/hour", "9/day in UTC"]
+    unset = run("quotas", "unset", "recipient", "ada", "--json").data
+    assert (unset["own"], unset["over"]) == (False, 0)
+    assert run("quotas", "list").out == "no scope has quotas of its own\n"
 
 
 SHELL = re.compile(r"\s+[|<>]\s+")

@@ -90,7 +90,8 @@ def test_each_call_needs_its_right(house: House, calls: Calls) -> None:
         Right.SUPPRESSIONS_WRITE: ["PUT suppressions/ada", "DELETE suppressions/ada"],
         Right.OPERATE: [f"POST {one}/retry", f"POST {one}/drop", f"POST {one}/release",
                         "POST erasures", "GET status", "GET load", "GET refusals", "GET pauses",
-                        f"PUT {pause}", f"DELETE {pause}"],
+                        f"PUT {pause}", f"DELETE {pause}", "GET quotas", f"GET {scope}/quotas",
+                        f"PUT {scope}/quotas", f"DELETE {scope}/quotas"],
     }  # fmt: skip
     assert sum(map(len, needed.values())) == len(ENDPOINTS)
     made = [(right, call) for right, calls_of_right in needed.items() for call in calls_of_right]
@@ -144,6 +145,7 @@ def test_bodies_and_recipients_leave_with_their_rights_alone(
         {"send_at": (FAR + 3 * HOUR).isoformat(), "on_conflict": "shift"},
         {"body": {"text": f"{TEXT}, again"}},
         {"recipient": "nobody"},
+        {"quotas": ["9/hour"]},
     ]
     statuses: dict[str, set[int]] = defaultdict(set)
     with TestClient(api(house.dispatcher, rate="100000/second")) as client:

@@ -51,6 +51,7 @@ VALID: dict[str, dict[str, Any]] = {
     "reschedule": {"send_at": AT, "on_conflict": "shift"},
     "suppress": {"channel": "memory"},
     "erase": {"recipient": "nobody"},
+    "set_quotas": {"quotas": ["900/hour"]},
 }
 """Bodies that are accepted; an empty one is, too, by the other operations."""
 NAMES = {"kind": "recipient", "scope": "ada", "recipient": "ada", "name": "ada"}

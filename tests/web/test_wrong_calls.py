@@ -273,6 +273,11 @@ def test_a_name_with_slashes_is_reached_and_one_with_a_line_end_is_not_cut(
     timeline = shop.get(f"/v1/scopes/recipient/{quoted}/timeline").json()
     assert [window["scope"] for window in timeline["windows"]] == [name]
     assert shop.get(f"/v1/scopes/recipient/{quoted}/next-slot").status_code == 200
+    quotas = shop.put(f"/v1/scopes/recipient/{quoted}/quotas", json={"quotas": ["7/day"]}).json()
+    assert (quotas["quotas"], quotas["own"], quotas["over"]) == (["7/day"], True, 0)
+    assert shop.get("/v1/quotas?kind=recipient").json()["scopes"] == [quotas]
+    assert not shop.delete(f"/v1/scopes/recipient/{quoted}/quotas").json()["own"]
+    assert shop.get(f"/v1/scopes/recipient/{quoted}/quotas").json()["quotas"] != ["7/day"]
     for listed, path in (("suppressions", "suppressions"), ("pauses", "pauses/recipient")):
         put = shop.put(f"/v1/{path}/{quoted}").json()
         assert put == {"cancelled": 1} or [pause["name"] for pause in put["pauses"]] == [name]

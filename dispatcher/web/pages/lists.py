@@ -12,7 +12,7 @@ from typing import NamedTuple, cast, get_args
 
 from starlette.responses import Response
 
-from dispatcher import ChannelLoad, LoadedMinute, LoadToCome
+from dispatcher import ChannelLoad, LoadedMinute, LoadToCome, ScopeQuotas
 from dispatcher.errors import (
     InvalidDraft,
     InvalidValue,
@@ -164,16 +164,39 @@ def resume(visit: Visit) -> Response:
     return _change(visit, "resume", visit.dispatcher.resume)
 
 
-def _change(visit: Visit, verb: str, change: Callable[[str, str], object]) -> Response:
+def quotas(visit: Visit) -> Response:
+    listed = visit.dispatcher.scope_settings()
+    kinds = visit.site.settings.kinds_with_quotas
+    return visit.show("quotas.html", listed=listed[:_MOST_ROWS], count=len(listed), kinds=kinds,
+                      longest=_LONGEST_REASON)  # fmt: skip
+
+
+def set_quotas(visit: Visit) -> Response:
+    texts = visit.form.required("quotas", "a quota on each line").splitlines()
+
+    def change(kind: str, name: str) -> ScopeQuotas:
+        return visit.dispatcher.set_quotas(kind, name, [*filter(str.strip, texts)])
+
+    return _change(visit, "set_quotas", change, to="/quotas")
+
+
+def unset_quotas(visit: Visit) -> Response:
+    return _change(visit, "unset_quotas", visit.dispatcher.unset_quotas, to="/quotas")
+
+
+def _change(
+    visit: Visit, verb: str, change: Callable[[str, str], object], to: str = "/pauses"
+) -> Response:
     form, digest = visit.form, visit.site.digest
     kind, name = form.required("kind", "a kind"), form.required("name", "a name").strip()
     reason = form.required("reason", "a line of text")
     reason = check_text("reason", reason, longest=_LONGEST_REASON)
-    change(kind, name)
+    changed = change(kind, name)
     if kind not in (PAUSED_CHANNEL, PAUSED_CAMPAIGN):
         name = "" if digest is None else digest(name)
     visit.note(f"{verb} of {kind} {name}".rstrip() + f" ({reason})")
-    return visit.go("/pauses", done=verb)
+    over = changed.over if isinstance(changed, ScopeQuotas) else 0
+    return visit.go(to, done=verb, many=over or None)
 
 
 class Bar(NamedTuple):
@@ -235,6 +258,9 @@ PAGES = (
     _route("/pauses", pauses, title="Pauses", rights=_OPERATE),
     _route("/pauses", pause, "POST", names=_PAUSE, rights=_OPERATE),
     _route("/pauses/end", resume, "POST", names=_PAUSE, rights=_OPERATE),
+    _route("/quotas", quotas, title="Quotas", rights=_OPERATE),
+    _route("/quotas", set_quotas, "POST", names=(*_PAUSE, "quotas"), rights=_OPERATE),
+    _route("/quotas/end", unset_quotas, "POST", names=_PAUSE, rights=_OPERATE),
     _route("/doctor", doctor, title="Doctor", rights=(Right.OPERATE,)),
     _route("/doctor", examine, "POST", rights=(Right.OPERATE,)),
 )  # fmt: skip

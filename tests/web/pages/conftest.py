@@ -57,6 +57,7 @@ def paths(house: House) -> dict[str, str]:
     hold(house, "cyd")
     house.dispatcher.suppress("eve")
     house.dispatcher.pause("recipient", "eve")
+    house.dispatcher.set_quotas("recipient", "eve", "9/day")
     return {
         "/": "/",
         "/calendar": f"/calendar?recipient=ada&channel=memory&at={FAR + HOUR:%Y-%m-%dT%H:%M}",
@@ -70,6 +71,7 @@ def paths(house: House) -> dict[str, str]:
         "/refusals": "/refusals?quota=1/minute",
         "/suppressions": "/suppressions",
         "/pauses": "/pauses",
+        "/quotas": "/quotas",
         "/doctor": "/doctor",
     }
 

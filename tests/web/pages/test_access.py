@@ -234,7 +234,7 @@ def test_without_the_rights_no_recipient_and_no_body_is_shown(house: House, visi
     shown = {name: client.get(path).text for name, path in addresses.items()}
     assert {name for name, text in shown.items() if named.search(text)} >= {
         "/calendar", "/messages", "/messages/bulk", "/messages/{message_id}", "/held", "held",
-        "/suppressions", "/pauses",
+        "/suppressions", "/pauses", "/quotas",
     }  # fmt: skip
     assert canaries.BODY in shown["held"]
 
@@ -252,5 +252,5 @@ def test_a_tenant_sees_its_own(build: Any, visit: Visit) -> None:
     assert client.get("/calendar?count.tenant=acme").status_code == 200
     for path in ("/calendar?count.tenant=zeta", "/calendar?recipient=eve", "/suppressions",
                  "/calendar?recipient=acme&count.tenant=acme", "/doctor", "/load",
-                 "/refusals", "/top", "/pauses"):  # fmt: skip
+                 "/refusals", "/top", "/pauses", "/quotas"):  # fmt: skip
         assert client.get(path).status_code == 403, path

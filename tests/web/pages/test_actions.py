@@ -334,6 +334,31 @@ def test_pauses_are_begun_and_ended_for_a_reason(
     assert person.post("/pauses", data={"kind": "x", "name": "y", "reason": "z"}).status_code == 422
 
 
+def test_quotas_of_one_scope_are_set_and_ended_for_a_reason(
+    house: House, person: TestClient, actions: list[str]
+) -> None:
+    for minutes in range(3):
+        house.submit("ada", send_at=FAR + HOUR + timedelta(minutes=minutes))
+    assert "<option>recipient</option>" in person.get("/quotas").text
+    wanted = {"kind": "recipient", "name": "ada", "quotas": "2/hour\r\n9/day in UTC\r\n"}
+    assert person.post("/quotas", data=wanted).status_code == 422, "without a reason"
+    assert person.get("/quotas").text.count("2/hour") == 0
+    done = person.post("/quotas", data={**wanted, "reason": "a larger plan"})
+    assert done.headers["location"] == "/quotas?done=set_quotas&many=1"
+    assert "1 message to come are more" in person.get("/quotas?done=set_quotas&many=1").text
+    assert "2/hour; 9/day in UTC" in person.get("/quotas").text
+    form = hidden(person.get("/quotas").text, "/quotas/end")
+    assert form == {"kind": "recipient", "name": "ada"}
+    ended = person.post("/quotas/end", data={**form, "reason": "it has ended"})
+    assert ended.headers["location"] == "/quotas?done=unset_quotas"
+    assert house.dispatcher.scope_settings() == ()
+    assert "page: unset_quotas of recipient (it has ended) by ops" in actions
+    assert not any("ada" in action for action in actions)
+    for wrong in ({"quotas": "9/fortnight"}, {"quotas": " "}, {"kind": "x"}):
+        data = {**wanted, **wrong, "reason": "none"}
+        assert person.post("/quotas", data=data).status_code == 422, wrong
+
+
 @pytest.mark.parametrize("query", ["", "do=forget", "do=cancel&status=sent", "do=retry&overdue=on"])
 def test_a_change_that_cannot_be_is_refused(person: TestClient, query: str) -> None:
     assert person.get(f"/messages/bulk?{query}").status_code == 422

@@ -31,6 +31,7 @@ FILLED = {
     "/refusals": "tbody tr",
     "/suppressions": "tbody tr",
     "/pauses": "tbody tr",
+    "/quotas": "tbody tr",
 }
 """What each page has when there is something on it."""
 
