@@ -62,14 +62,15 @@ _TRUNK = re.compile(
 """A number with the digit that is dialled within a country only: 0, in some countries 8 or 1."""
 _PHONE_ACCEPTED = "a phone number with + and its country code, such as +49 151 2345678"
 CatchUp = Literal["send", "expire"]
+_BETWEEN_PARTS = re.compile(r",(?!\s*[0-9]+\s+kept\s)")
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
 def split(value: object) -> object:
-    """Return the parts of a text with commas, or of a JSON list."""
+    """Return the parts of a text with commas, or of a JSON list. ``1 kept for …`` is no part."""
     if not isinstance(value, str):
         return value
-    return json.loads(value) if value.lstrip().startswith("[") else value.split(",")
+    return json.loads(value) if value.lstrip().startswith("[") else _BETWEEN_PARTS.split(value)
 
 
 def _read_by(parse: Callable[[str], object]) -> BeforeValidator:

@@ -883,15 +883,17 @@ class Dispatcher:
         kind: str | None = None,
         start: SendTime | None = None,
         length: timedelta = timedelta(days=2),
+        priority: int | None = None,
     ) -> Timeline:
         """Return the booked, blocked and free times of a scope, from ``start`` (default: now) on.
 
         It has booked times, the fill of each quota and the times it refuses, quiet hours, and the
-        next slots. ``channel``, ``scopes`` and ``zone`` apply as for :meth:`submit`; with ``kind``
-        only the scope of that kind, such as a tenant, is read. Without a scope it reads the
-        ``channel`` as a whole, or the ``scopes``. ``length`` is at most 366 days. A scope is spelt
-        as a recipient; one that no channel accepts as such is refused, unless messages of a
-        ``scope`` of that name are booked. Raises InvalidDraft and ReservationsUnavailable.
+        next slots. ``channel``, ``scopes``, ``zone`` and ``priority`` (which may use places that a
+        quota keeps) apply as for :meth:`submit`; with ``kind`` only the scope of that kind, such as
+        a tenant, is read. Without a scope it reads the ``channel`` as a whole, or the ``scopes``.
+        ``length`` is at most 366 days. A scope is spelt as a recipient; one that no channel accepts
+        as such is refused, unless messages of a ``scope`` of that name are booked. Raises
+        InvalidDraft and ReservationsUnavailable.
         """
         return self._app.timeline_reader.read(
             plain(scope),
@@ -901,6 +903,7 @@ class Dispatcher:
             kind=plain(kind),
             start=start,
             length=length,
+            priority=priority,
         )
 
     def status(self, *, since: timedelta = timedelta(days=1)) -> Overview:

@@ -159,12 +159,14 @@ class SlotRefused(DispatcherError):
 class QuotaExceeded(SlotRefused):
     """The time asked for would break a quota.
 
-    ``quota`` is the quota as text ("1/minute"), ``scope`` whose capacity is full, and
+    ``quota`` is the quota as text ("1/minute"), ``scope`` whose capacity is full, ``most`` how many
+    places it has for the message then, where it keeps some or grows (else None), and
     ``conflicting`` the ids of the messages in the way, at most 100 of them. In a plan, ``drafts``
     of the same plan may be in the way, too, which have no ids yet: the text says how many.
     """
 
     drafts: int = 0
+    most: int | None = None
 
     def __init__(
         self,
@@ -176,6 +178,7 @@ class QuotaExceeded(SlotRefused):
         next_slot: datetime,
         latest: datetime | None = None,
         drafts: int = 0,
+        most: int | None = None,
     ) -> None:
         shown = ", ".join(str(message_id) for message_id in conflicting[:_SHOWN_CONFLICTS])
         more = len(conflicting) - _SHOWN_CONFLICTS
@@ -185,7 +188,11 @@ class QuotaExceeded(SlotRefused):
             self.drafts = drafts
             planned = f"{drafts} earlier draft{'s' * (drafts > 1)} of the plan"
             shown = f"{shown}, and {planned}" if shown else planned
-        problem = f"does not fit the quota {quota} of {quoted(scope)}: in the way: {shown}"
+        has = ""
+        if most is not None:
+            self.most = most
+            has = f", which has {most} places for it then"
+        problem = f"does not fit the quota {quota} of {quoted(scope)}{has}: in the way: {shown}"
         super().__init__(problem, send_at, next_slot, latest)
         self.quota = quota
         self.scope = scope

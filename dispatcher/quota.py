@@ -3,14 +3,19 @@
 Both are written the same way, ``N/unit`` or ``N/M unit``: ``"1/minute"``, ``"2/30 second"``,
 ``"10 per second"``, ``"5/s"``. They are two types because they are never interchangeable: a quota
 counts promised times, a limit counts sends. A quota that names a zone, ``"10/day in
-Europe/Berlin"``, counts within calendar periods instead of within any span of that length.
+Europe/Berlin"``, counts within calendar periods instead of within any span of that length. A quota
+alone can keep places, ``"5/hour, 1 kept for priority >= 50"``, and can grow by the day,
+``"100/day growing 1.5 daily to 50000/day from 2027-01-01"``.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, replace
+from datetime import date, timedelta
+from decimal import Decimal
+from functools import lru_cache
 from typing import ClassVar, Self, TypeVar, cast
 
 from dispatcher.errors import InvalidValue, cut, quoted
@@ -32,6 +37,21 @@ _LOCAL = "local"
 _CALENDAR_ACCEPTED = (
     f"N/unit in ZONE with a unit of {', '.join(CALENDAR_UNITS)}, N from 1 to {_MOST}, "
     f"ZONE a name of the tz database or {_LOCAL!r}"
+)
+_LEAST_FACTOR, _MOST_FACTOR = Decimal("1.01"), Decimal(10)
+_KEEPING = re.compile(
+    r"(.*?)\s*,\s*([0-9]{1,9})\s+kept\s+for\s+priority\s*>=\s*(-?[0-9]{1,9})\s*", re.ASCII
+)
+_GROWING = re.compile(
+    r"(.*?)\s+growing\s+([0-9]{1,3}(?:\.[0-9]{1,9})?)\s+daily\s+to\s+([0-9]{1,9})\s*/\s*day"
+    r"\s+from\s+([0-9]{4}-[0-9]{2}-[0-9]{2})(?:\s+in\s+(.*?))?\s*",
+    re.ASCII,
+)
+_OF_QUOTAS = re.compile(r"\s(?:kept|growing)\s")
+_FURTHER_ACCEPTED = (
+    "any with K kept for priority >= P after a comma, K from 1 to N-1, P from -99 to 100; "
+    f"N/day growing F daily to M/day from YYYY-MM-DD, F from {_LEAST_FACTOR} to {_MOST_FACTOR} "
+    f"with at most 3 decimals, M from N+1 to {_MOST}, perhaps in ZONE, else in UTC"
 )
 LONGEST_TEXT = 200
 """Longest text of a quota, limit or length: reading white space takes quadratic time."""
@@ -71,8 +91,8 @@ def read_count(text: str) -> tuple[int, int, str] | None:
     return int(match[1]), int(match[2] or 1), UNIT_NAMES.get(unit, unit)
 
 
-def _is_within(number: object, most: int) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and 1 <= number <= most
+def _is_within(number: object, most: int, least: int = 1) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and least <= number <= most
 
 
 def split_zone(text: str) -> tuple[str, str] | None:
@@ -127,11 +147,71 @@ class _CountPerLength:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """How many places of a quota are for messages of at least this ``priority`` alone."""
+
+    count: int
+    priority: int
+
+    def __str__(self) -> str:
+        return f"{self.count} kept for priority >= {self.priority}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """How the count of a calendar quota of days grows: ``factor`` times each day, up to ``most``.
+
+    ``since`` is the last day that has the quota's own count.
+    """
+
+    factor: Decimal
+    most: int
+    since: date
+
+    def __str__(self) -> str:
+        factor = f"{self.factor.normalize():f}"
+        return f"growing {factor} daily to {self.most}/day from {self.since.isoformat()}"
+
+
+def _check(count: int, kept: Kept | None, ramp: Ramp | None = None, unit: str = "day") -> None:
+    problem = ""
+    if kept is not None and not _is_within(kept.count, count - 1):
+        problem = f"{quoted(kept.count)} kept of {count}"
+    elif kept is not None and not _is_within(kept.priority, 100, least=-99):
+        problem = f"kept for a priority of {quoted(kept.priority)}"
+    elif ramp is not None and unit != "day":
+        problem = f"{unit}s that grow: only the count of days can"
+    elif ramp is not None and not (
+        isinstance(ramp.factor, Decimal)
+        and _LEAST_FACTOR <= ramp.factor <= _MOST_FACTOR
+        and ramp.factor * 1_000 % 1 == 0
+    ):
+        problem = f"growing {quoted(str(ramp.factor))} daily"
+    elif ramp is not None and not _is_within(ramp.most, _MOST, least=count + 1):
+        problem = f"growing from {count} to {quoted(ramp.most)}"
+    elif ramp is not None and type(ramp.since) is not date:
+        problem = f"growing from {quoted(ramp.since)} on"
+    if problem:
+        raise InvalidValue("quota", problem, _FURTHER_ACCEPTED)
+
+
+@dataclass(frozen=True, slots=True)
 class Quota(_CountPerLength):
     """At most ``count`` promised times of one scope within any span shorter than ``length_ms``.
 
     Times exactly ``length_ms`` apart are fine: under 1 per minute, 11:11:11 and 11:12:11 fit.
+    A message of a lower priority than ``kept`` names is refused where it would take what is kept.
     """
+
+    kept: Kept | None = None
+
+    def __post_init__(self) -> None:
+        _CountPerLength.__post_init__(self)
+        _check(self.count, self.kept)
+
+    def __str__(self) -> str:
+        text = _CountPerLength.__str__(self)
+        return text if self.kept is None else f"{text}, {self.kept}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,10 +281,23 @@ class CalendarQuota(_CountPerPeriod):
     names. A period begins at the first instant at which the clocks show its beginning or later,
     and is not begun again when they go back. So each instant lies in one period: the latest that
     has begun. An hour that is repeated is one period of two hours, a day that is skipped is none.
-    Weeks begin on Monday. Raises InvalidValue.
+    Weeks begin on Monday. With a ``ramp`` each day has a count of its own; ``kept`` is as for
+    :class:`Quota`. Raises InvalidValue.
     """
 
     FIELD = "quota"
+    ACCEPTED = f"{_CALENDAR_ACCEPTED}; or {_FURTHER_ACCEPTED}"
+    ramp: Ramp | None = None
+    kept: Kept | None = None
+
+    def __post_init__(self) -> None:
+        _CountPerPeriod.__post_init__(self)
+        _check(self.count, self.kept, self.ramp, self.unit)
+
+    def __str__(self) -> str:
+        grows = "" if self.ramp is None else f" {self.ramp}"
+        text = f"{self.count}/{self.unit}{grows} in {self.zone or _LOCAL}"
+        return text if self.kept is None else f"{text}, {self.kept}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,12 +319,45 @@ class CalendarLimit(_CountPerPeriod):
 AnyQuota = Quota | CalendarQuota
 
 
+def places(quota: AnyQuota, priority: int, instant_ms: int | None = None, zone: str = "UTC") -> int:
+    """Return its N for messages of a priority: at an instant, or the least that it ever is."""
+    count, kept = quota.count, quota.kept
+    if instant_ms is not None and isinstance(quota, CalendarQuota) and quota.ramp is not None:
+        [begins_ms, _] = quota.bounds(instant_ms, 1, zone)
+        day = zones.wall_at(begins_ms, zones.rules(quota.zone or zone)).date()
+        count = _grown(count, quota.ramp, max(0, (day - quota.ramp.since).days))
+    return count if kept is None or priority >= kept.priority else count - kept.count
+
+
+@lru_cache(maxsize=1 << 12)
+def _grown(count: int, ramp: Ramp, days: int) -> int:
+    # Long after it is reached, powers are too large to work with.
+    if days > math.log(ramp.most / count) / math.log(ramp.factor) + 1:
+        return ramp.most
+    times, parts = ramp.factor.as_integer_ratio()
+    return min(ramp.most, int(count * times**days // parts**days))
+
+
 def parse_quota(text: str) -> AnyQuota:
     """Read ``"5/hour"``, ``"10/day in Europe/Berlin"`` or ``"3000/month in local"``.
 
-    Without ``in ZONE`` the quota counts within any span of that length. Raises InvalidValue.
+    Without ``in ZONE`` the quota counts within any span of that length, unless it grows. Raises
+    InvalidValue.
     """
-    return _parsed(text, Quota, CalendarQuota)
+    is_short = isinstance(text, str) and len(text) <= LONGEST_TEXT
+    keeping = _KEEPING.fullmatch(text) if is_short else None
+    growing = _GROWING.fullmatch(keeping[1] if keeping else text) if is_short else None
+    quota: AnyQuota
+    if growing is not None:
+        try:
+            since = date.fromisoformat(growing[4])
+        except ValueError:
+            raise CalendarQuota.refusal(f"{quoted(growing[4])} is no day") from None
+        ramp = Ramp(Decimal(growing[2]), int(growing[3]), since)
+        quota = replace(CalendarQuota.read(text, growing[1], growing[5] or "UTC"), ramp=ramp)
+    else:
+        quota = _parsed(keeping[1] if keeping else text, Quota, CalendarQuota)
+    return quota if keeping is None else replace(quota, kept=Kept(int(keeping[2]), int(keeping[3])))
 
 
 def parse_limit(text: str) -> Limit | CalendarLimit:
@@ -245,6 +371,9 @@ C = TypeVar("C", bound=_CountPerPeriod)
 
 def _parsed(text: str, by_length: type[L], by_period: type[C]) -> L | C:
     zoned = split_zone(text) if isinstance(text, str) else None
+    if by_length is not Quota and isinstance(text, str) and _OF_QUOTAS.search(text):
+        problem = f"{quoted(text)} keeps places or grows, and only a quota can"
+        raise InvalidValue(by_period.FIELD, problem, f"N/unit, or {by_period.ACCEPTED}")
     if zoned is not None:
         return by_period.read(text, *zoned)
     try:

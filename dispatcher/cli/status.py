@@ -16,13 +16,13 @@ from rich.text import Text
 from dispatcher.celery.configuration import DUTIES
 from dispatcher.cli import output
 from dispatcher.cli.app import command, until_stopped
-from dispatcher.cli.messages import Scopes, left_out_without_channel
+from dispatcher.cli.messages import Priority, Scopes, left_out_without_channel
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidDraft, InvalidValue, Unavailable
 from dispatcher.limiters.permits import ChannelFill
 from dispatcher.message import STATUSES, Status
 from dispatcher.operations.overview import By, LoadToCome, Overview, Tops
-from dispatcher.quota import CalendarQuota, Quota, parse_length
+from dispatcher.quota import CalendarQuota, Quota, parse_length, places
 from dispatcher.reservation.refusals import LastRefusal, Refusals, RuleRefusals
 from dispatcher.reservation.timeline import (
     Booked,
@@ -37,6 +37,7 @@ from dispatcher.store.listing import Of, OverdueFigure
 from dispatcher.telemetry.liveness import Sign
 from dispatcher.times import zones
 from dispatcher.times.clock import SystemClock, length_text
+from dispatcher.times.send_time import to_ms
 
 _NEARLY = 0.8
 _MARKS = "x: refuses all of that row, -: a part of it"
@@ -160,6 +161,7 @@ def timeline(
     ] = None,
     hours: Annotated[int | None, typer.Option(min=1, help="How many hours to show.")] = None,
     days: Annotated[int | None, typer.Option(min=1, help="How many days; default: 2.")] = None,
+    priority: Priority = None,
 ) -> None:
     """Show what is booked, how full each quota is, what is blocked, and the next free slots.
 
@@ -176,6 +178,7 @@ def timeline(
             zone=zone,
             start=start,
             length=length,
+            priority=priority,
         )
         left_out = None if channel else left_out_without_channel(dispatcher.settings)
     output.tell(booked, timeline_picture(booked))
@@ -386,13 +389,14 @@ output.shapes |= {
     OverdueFigure: output.attributes("messages=many", "oldest", "longest"),
     Sign: output.attributes("name", "alive=is_alive", "age"),
     Timeline: output.attributes(
-        "start", "end", "zone", "complete", "windows", "quiet", "blocked", "next_slots=slots"
+        "start", "end", "zone", "priority", "complete", "windows", "quiet", "blocked",
+        "next_slots=slots",
     ),
     WindowTimeline: output.attributes("scope", "complete", "exists", "booked", "quotas"),
     Booked: output.attributes("id=message_id", "at", "held"),
     Span: output.attributes("from=begins_at", "until=ends_at"),
-    Fill: output.attributes("from=begins_at", "until=ends_at", "booked"),
-}
+    Fill: output.attributes("from=begins_at", "until=ends_at", "booked", "most"),
+}  # fmt: skip
 
 
 def _fill(used: int, most: int) -> Text:
@@ -411,7 +415,7 @@ def timeline_picture(timeline: Timeline) -> RenderableType:
         (
             f"{_local(step.begins_at, timeline):%a %d %b %H:%M}",
             sum(step.begins_at <= booking.at < step.ends_at for booking in windows[0].booked) or "",
-            *(_cell(quota, step) for _, quota in quotas),
+            *(_cell(quota, step, timeline) for _, quota in quotas),
             "quiet hours" if _overlapping(timeline.quiet, step) else "",
         )
         for step in timeline.steps
@@ -441,14 +445,15 @@ def timeline_picture(timeline: Timeline) -> RenderableType:
     return Group(*parts)
 
 
-def _cell(quota: QuotaTimeline, step: Span) -> Text:
+def _cell(quota: QuotaTimeline, step: Span, timeline: Timeline) -> Text:
     booked = max((fill.booked for fill in _overlapping(quota.fills, step)), default=0)
+    most = places(quota.quota, timeline.priority, to_ms(step.begins_at), timeline.zone)
     blocked = _overlapping(quota.blocked, step)
     covers = any(
         span.begins_at <= step.begins_at and step.ends_at <= span.ends_at for span in blocked
     )
     mark = "x" if covers else "-" if blocked else ""
-    return output.number_text(f"{booked}/{quota.quota.count}{mark}", "red" if mark else "")
+    return output.number_text(f"{booked}/{most}{mark}", "red" if mark else "")
 
 
 def _is_empty(timeline: Timeline, step: Span) -> bool:

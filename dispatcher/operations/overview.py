@@ -282,7 +282,7 @@ class Overviews:
             FullestQuota(
                 quota=str(quota.quota),
                 booked=fill.booked,
-                most=quota.quota.count,
+                most=fill.most,
                 at=fill.begins_at,
             )
             for quota in window.quotas

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from dispatcher.errors import ReservationsUnavailable
-from dispatcher.quota import AnyQuota, CalendarQuota, Quota
+from dispatcher.quota import AnyQuota, CalendarQuota, Quota, places
 from dispatcher.redis.scripts import Call, packed
 from dispatcher.scope import Scope
 from dispatcher.times.quiet_hours import Hours, Interval
@@ -45,13 +45,14 @@ def id_of(member: bytes) -> UUID:
 class RuleSet(NamedTuple):
     """What one scope is judged by: N and W of each quota, N and bounds of each calendar quota.
 
-    ``longest`` is the longest length in ms, ``least`` the least N.
+    ``longest`` is the longest length in ms, ``least`` the least N. A calendar quota that grows has
+    an N for each period.
     """
 
     longest: int
     least: int
     rolling: tuple[tuple[int, int], ...]
-    calendars: tuple[tuple[int, tuple[int, ...]], ...]
+    calendars: tuple[tuple[int | tuple[int, ...], tuple[int, ...]], ...]
 
 
 class Blackouts(NamedTuple):
@@ -87,16 +88,25 @@ class QuotaSet:
     def __init__(self, quotas: Sequence[AnyQuota]) -> None:
         self.quotas = sorted(quotas, key=lambda quota: isinstance(quota, CalendarQuota))
         self.calendars = [quota for quota in self.quotas if isinstance(quota, CalendarQuota)]
-        self.fixed = None if self.calendars else self.rule_set(())
-        """The rule set, unless that depends on the time."""
+        self.rule_set = lru_cache(maxsize=256)(self._rule_set)
+        """The rule set for a priority and a zone, with these bounds of each calendar quota."""
 
-    def rule_set(self, bounds: Sequence[tuple[int, ...]]) -> RuleSet:
-        """Return the rule set with these bounds of each calendar quota."""
+    def fixed(self, priority: int) -> RuleSet | None:
+        """Return the rule set for messages of a priority, unless that depends on the time."""
+        return None if self.calendars else self.rule_set(priority, "", ())
+
+    def _rule_set(self, priority: int, zone: str, bounds: tuple[tuple[int, ...], ...]) -> RuleSet:
+        ns = [
+            tuple(places(q, priority, begins_ms, zone) for begins_ms in edges[:-1])
+            if q.ramp
+            else places(q, priority)
+            for q, edges in zip(self.calendars, bounds, strict=True)
+        ]
         return RuleSet(
             longest_ms(self.quotas),
-            min(quota.count for quota in self.quotas),
-            tuple((q.count, q.length_ms) for q in self.quotas if isinstance(q, Quota)),
-            tuple((q.count, edges) for q, edges in zip(self.calendars, bounds, strict=True)),
+            min(places(q, priority) for q in self.quotas),
+            tuple((places(q, priority), q.length_ms) for q in self.quotas if isinstance(q, Quota)),
+            tuple(zip(ns, bounds, strict=True)),
         )
 
 
@@ -121,7 +131,10 @@ class Rules:
         """By kind; those of single scopes by kind and name."""
         self._key: Callable[[Scope], str | Named] = self._key_of if own else _kind
         self.unchanging = cache(self._unchanging)
-        """What :meth:`table` returns for these sets, unless that depends on the time."""
+        """What :meth:`table` returns for these sets and messages of a priority.
+
+        None where it depends on the time.
+        """
 
     def quotas(self, kind: str, name: str) -> Sequence[AnyQuota]:
         """Return the quotas of a scope, of its own or of its kind, calendar quotas last."""
@@ -139,8 +152,8 @@ class Rules:
     def quota(self, scope: Scope, index: int) -> AnyQuota:
         return self._sets[self._key(scope)].quotas[index - 1]
 
-    def _unchanging(self, keys: tuple[str | Named, ...]) -> Judged | None:
-        sets = [self._sets[key].fixed for key in keys]
+    def _unchanging(self, keys: tuple[str | Named, ...], priority: int) -> Judged | None:
+        sets = [self._sets[key].fixed(priority) for key in keys]
         fixed = tuple(rule_set for rule_set in sets if rule_set is not None)
         return (fixed, _NO_BLACKOUTS) if len(fixed) == len(keys) else None
 
@@ -167,14 +180,14 @@ class Rules:
         sets = []
         for scope in scopes:
             quota_set = self._sets[self._key(scope)]
-            rule_set = quota_set.fixed
+            rule_set = quota_set.fixed(terms.priority)
             if rule_set is None:
-                bounds = [
+                bounds = tuple(
                     calendar.bounds(first_ms, periods, terms.zone)
                     for calendar in quota_set.calendars
-                ]
+                )
                 cover = min(cover, *(edges[-1] for edges in bounds))
-                rule_set = quota_set.rule_set(bounds)
+                rule_set = quota_set.rule_set(terms.priority, terms.zone, bounds)
             sets.append(rule_set)
         edges = tuple(edge for span in quiet if span[0] < cover for edge in span)
         return tuple(sets), Blackouts(cover, edges)
@@ -201,7 +214,7 @@ class Rules:
             message_id, of, asked_ms, latest_ms, submit, tail, left_tail = booking
             table = None
             if of.quiet is None:
-                table = self.unchanging(tuple(map(self._key, leg.scopes)))
+                table = self.unchanging(tuple(map(self._key, leg.scopes)), of.priority)
             has_extra = submit is not None or judged != b"" or left_tail is not None
             if table is None:
                 table, encode = self.table(leg, asked_ms, step=step), packed

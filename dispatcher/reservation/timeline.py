@@ -19,7 +19,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from dispatcher.errors import InvalidValue
-from dispatcher.quota import AnyQuota, CalendarQuota, Quota
+from dispatcher.quota import AnyQuota, CalendarQuota, Quota, places
 from dispatcher.reservation.booking import Terms
 from dispatcher.reservation.contents import Contents
 from dispatcher.reservation.encoding import ID_BYTES, id_of
@@ -62,7 +62,7 @@ class Booked(NamedTuple):
 
 
 class Fill(NamedTuple):
-    """How many booked times a quota counts together in a stretch.
+    """How many booked times a quota counts together in a stretch, and how many may be booked there.
 
     For a calendar quota the stretch is one of its periods, with all times in it. Otherwise it is
     a step of the timeline, with the most times of any span of the quota's length that ends in it.
@@ -71,20 +71,24 @@ class Fill(NamedTuple):
     begins_at: datetime
     ends_at: datetime
     booked: int
+    most: int
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaTimeline:
-    """How full one quota of one scope is, and where it refuses a new message.
+    """How full one quota of one scope is, and where it refuses a new message of the priority.
+
+    Where it is ``full`` it refuses also those that it keeps places for.
 
     Calendar periods without a booked time are left out of ``fills``. Where the window was not read,
-    there is one fill, of the period or the length that begins at the start, and ``blocked`` is
-    empty.
+    there is one fill, of the period or the length that begins at the start, and ``blocked`` and
+    ``full`` are empty.
     """
 
     quota: AnyQuota
     fills: tuple[Fill, ...]
     blocked: tuple[Span, ...]
+    full: tuple[Span, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,8 @@ class WindowTimeline:
 class Timeline:
     """Why times of one message's scopes are free or not, from ``start`` until before ``end``.
 
+    What is refused and which slots are free is told for a message of ``priority``.
+
     Instants are aware UTC. ``steps`` cut the stretch into about 48 pieces of the local time of
     ``zone``. ``quiet`` are the quiet hours. ``slots`` are the next times that fit, from the start
     or from now on: the beginnings of the next few free stretches; the last may lie after the end.
@@ -124,6 +130,7 @@ class Timeline:
     quiet: tuple[Span, ...]
     steps: tuple[Span, ...]
     slots: tuple[datetime, ...]
+    priority: int = 0
 
     @cached_property
     def blocked(self) -> tuple[Span, ...]:
@@ -169,6 +176,7 @@ class Timelines:
             start=start,
             end=end,
             zone=terms.zone,
+            priority=terms.priority,
             windows=self.windows(terms, start, end),
             quiet=_spans(quiet),
             steps=_spans(pairwise(edges)),
@@ -179,10 +187,10 @@ class Timelines:
     def windows(self, terms: Terms, start: datetime, end: datetime) -> tuple[WindowTimeline, ...]:
         """Return what is booked of each scope in that time, without quiet hours and slots."""
         edges = _edges(to_ms(start), to_ms(end), terms.zone)
-        return tuple(self._window(scope, terms.zone, edges) for scope in terms.scopes)
+        return tuple(self._window(scope, terms, edges) for scope in terms.scopes)
 
-    def _window(self, scope: Scope, zone: str, edges: Sequence[int]) -> WindowTimeline:
-        start, end = edges[0], edges[-1]
+    def _window(self, scope: Scope, terms: Terms, edges: Sequence[int]) -> WindowTimeline:
+        start, end, zone = edges[0], edges[-1], terms.zone
         quotas = self._rules.now().quotas(scope.kind, scope.name)
         earliest, latest = _reach(quotas, zone, start, end)
         _, window = self._contents.fence.window_of(scope)
@@ -193,7 +201,7 @@ class Timelines:
             spans = [_first_span(quota, zone, start) for quota in quotas]
             counts = self._contents.counts(window, spans)
             timelines = tuple(
-                QuotaTimeline(quota, (Fill(from_ms(begins), from_ms(ends), count),), ())
+                QuotaTimeline(quota, (_fill(quota, terms, begins, ends, count),), (), ())
                 for quota, (begins, ends), count in zip(quotas, spans, counts, strict=True)
             )
             return WindowTimeline(str(scope), False, (), timelines, many)
@@ -205,7 +213,7 @@ class Timelines:
             for member, at_ms in members
             if start <= at_ms < end and len(member) >= ID_BYTES
         )
-        timelines = tuple(_quota(quota, times, zone, edges) for quota in quotas)
+        timelines = tuple(_quota(quota, times, terms, edges) for quota in quotas)
         return WindowTimeline(str(scope), True, booked, timelines, many)
 
     def _slots(self, terms: Terms, timeline: Timeline, now: datetime) -> tuple[datetime, ...]:
@@ -221,22 +229,36 @@ class Timelines:
         return tuple(dict.fromkeys(slots))
 
 
-def _quota(quota: AnyQuota, times: Sequence[int], zone: str, edges: Sequence[int]) -> QuotaTimeline:
-    if isinstance(quota, CalendarQuota):
-        counts = list(_period_counts(times, quota, zone))
-        blocked = [(begins, ends) for begins, ends, count in counts if count >= quota.count]
-    else:
-        counts = list(_step_counts(times, quota, edges))
-        runs = zip(times, times[quota.count - 1 :], strict=False)
-        length = quota.length_ms
-        blocked = [(last - length + 1, first + length)
-                   for first, last in runs if last - first < length]  # fmt: skip
+def _quota(
+    quota: AnyQuota, times: Sequence[int], terms: Terms, edges: Sequence[int]
+) -> QuotaTimeline:
     start, end = edges[0], edges[-1]
-    fills = [Fill(from_ms(begins), from_ms(ends), count)
-             for begins, ends, count in counts if begins < end and ends > start]  # fmt: skip
-    cut = [(max(begins, start), min(ends, end)) for begins, ends in united(blocked)]
-    shown = _spans((begins, ends) for begins, ends in cut if begins < ends)
-    return QuotaTimeline(quota, tuple(fills), shown)
+    if isinstance(quota, CalendarQuota):
+        counts = [*_period_counts(times, quota, terms.zone)]
+    else:
+        counts = [*_step_counts(times, quota, edges)]
+    fills = [_fill(quota, terms, *count) for count in counts if count[0] < end and count[1] > start]
+
+    def blocked(priority: int) -> tuple[Span, ...]:
+        if isinstance(quota, CalendarQuota):
+            spans = [(begins, ends) for begins, ends, count in counts
+                     if count >= places(quota, priority, begins, terms.zone)]  # fmt: skip
+        else:
+            length = quota.length_ms
+            runs = zip(times, times[places(quota, priority) - 1 :], strict=False)
+            spans = [(last - length + 1, first + length)
+                     for first, last in runs if last - first < length]  # fmt: skip
+        cut = [(max(begins, start), min(ends, end)) for begins, ends in united(spans)]
+        return _spans((begins, ends) for begins, ends in cut if begins < ends)
+
+    priority = terms.priority
+    full = blocked(quota.kept.priority if quota.kept else priority)
+    return QuotaTimeline(quota, tuple(fills), blocked(priority), full)
+
+
+def _fill(quota: AnyQuota, terms: Terms, begins: int, ends: int, count: int) -> Fill:
+    most = places(quota, terms.priority, begins, terms.zone)
+    return Fill(from_ms(begins), from_ms(ends), count, most)
 
 
 def _step_counts(

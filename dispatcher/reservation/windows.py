@@ -26,6 +26,7 @@ from dispatcher.errors import (
     SlotRefused,
 )
 from dispatcher.faults import fault
+from dispatcher.quota import places
 from dispatcher.redis.keys import ShardKeys, shard_of
 from dispatcher.reservation.booking import (
     Answer,
@@ -213,6 +214,7 @@ class Windows:
                 next_slot=from_ms(slot_ms),
                 latest=latest,
             )
+        most = places(blocked.quota, terms.priority, asked_ms, terms.zone)
         return QuotaExceeded(
             quota=str(blocked.quota),
             scope=str(blocked.scope),
@@ -220,6 +222,7 @@ class Windows:
             conflicting=blocked.conflicting,
             next_slot=from_ms(slot_ms),
             latest=latest,
+            most=None if most == blocked.quota.count else most,
         )
 
     def _alone(self, booking: _Booking) -> Answer:

@@ -584,6 +584,7 @@ def _without_planned_ids(refused: Rejection) -> Rejection:
             conflicting=stored,
             next_slot=error.next_slot,
             latest=error.latest,
+            most=error.most,
             drafts=len(error.conflicting) - len(stored),
         )
     return replace(refused, error=error)

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -178,6 +179,7 @@ class TimelineReader:
         kind: str | None,
         start: datetime | str | None,
         length: timedelta,
+        priority: int | None = None,
         spell: bool = True,
     ) -> Timeline:
         """Return the timeline of a scope, of ``length`` from ``start`` on.
@@ -198,7 +200,10 @@ class TimelineReader:
                 if error.field != "recipient":
                     raise
                 refused = error
-        terms = self._terms(scope, channel, scopes, zone, kind)
+        terms_of = partial(
+            self._terms, channel=channel, scopes=scopes, zone=zone, kind=kind, priority=priority
+        )
+        terms = terms_of(scope)
         now = self.clock.now()
         if start is None:
             begins = send_time.after(timedelta(0), now=now)
@@ -219,17 +224,19 @@ class TimelineReader:
         if refused is not None:
             raise refused
         if spelt != scope:
-            terms = self._terms(spelt, channel, scopes, zone, kind)
+            terms = terms_of(spelt)
             timeline = self.timelines.read(terms, begins, ends, now=now)
         return timeline
 
     def _terms(
         self,
         scope: str | None,
+        *,
         channel: str | None,
         scopes: Mapping[str, str] | None,
         zone: str | None,
         kind: str | None,
+        priority: int | None,
     ) -> Terms:
         """Return the terms of the timeline: all scopes of a message, or the named kinds alone."""
         if scope is not None:
@@ -250,6 +257,7 @@ class TimelineReader:
             channel=channel,
             scopes=scopes,
             zone=zone,
+            priority=priority,
         )
         if kind is None and scope is not None:
             return terms

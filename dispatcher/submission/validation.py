@@ -281,6 +281,7 @@ def terms_for(
     """Return the terms that judge a time.
 
     ``scopes`` are as :func:`checked_scopes` returns them, ``quiet_hours`` as :func:`own_hours`.
+    Without a ``priority`` it is the channel's.
     """
     if zone is not None:
         send_time.check_zone(zone)

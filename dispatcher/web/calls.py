@@ -232,6 +232,7 @@ def timeline(
     zone: str | None = None,
     start: str | None = None,
     days: Annotated[float, Query(gt=0, le=_LONGEST_TIMELINE_DAYS)] = 2,
+    priority: int | None = None,
 ) -> Response:
     """Return the booked, blocked and free times of a scope.
 
@@ -239,7 +240,8 @@ def timeline(
     """
     context.caller.check_scope(kind, scope)
     length = timedelta(days=days)
-    read = _read(context, kind, scope, channel, zone=zone, start=start, length=length)
+    read = _read(context, kind, scope, channel, zone=zone, start=start, length=length,
+                 priority=priority)  # fmt: skip
     return answer(models.TimelineOut.model_validate(read))
 
 

@@ -77,7 +77,7 @@ def test_as_json_it_tells_everything(busy: House, run: Run) -> None:
     ran = run("timeline", "ada", "--start", DAY.isoformat(), "--days", "1", "--json")
     data = ran.data
     assert set(data) == {
-        "start", "end", "zone", "complete", "windows", "quiet", "blocked", "next_slots",
+        "start", "end", "zone", "priority", "complete", "windows", "quiet", "blocked", "next_slots",
     }  # fmt: skip
     [window] = data["windows"]
     assert (window["scope"], window["complete"], len(window["booked"])) == ("ada", True, 8)

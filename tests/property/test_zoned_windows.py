@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from decimal import Decimal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dispatcher.quota import AnyQuota, CalendarQuota, Quota
+from dispatcher.quota import AnyQuota, CalendarQuota, Kept, Quota, Ramp
 from dispatcher.redis.keys import shard_of
 from dispatcher.scope import OWN_SCOPE, Scope, counted, own_scope
 from dispatcher.times.periods import UNIT_MS, CalendarUnit
 from dispatcher.times.quiet_hours import Hours
+from dispatcher.times.send_time import from_ms
 from tests.support.calendar_model import CHANGES, MINUTE_MS, Item, items, zoned
 from tests.support.examples import examples
 from tests.support.model import Wish
@@ -74,7 +77,22 @@ def lengths(scale: int) -> st.SearchStrategy[int]:
     )
 
 
-def quotas_near(unit: CalendarUnit) -> st.SearchStrategy[list[AnyQuota]]:
+def keeping(quota: AnyQuota, least: int, number: int) -> AnyQuota:
+    """Return the quota with some of its places kept, if it has any to keep."""
+    if quota.count < 2 or number == 0:
+        return quota
+    return replace(quota, kept=Kept(1 + number % (quota.count - 1), least))
+
+
+def growing(quota: AnyQuota, factor: str, most: int, since: int, base: int) -> AnyQuota:
+    """Return the quota, growing from some days before or after the base on, if it is of days."""
+    if not isinstance(quota, CalendarQuota) or quota.unit != "day" or most == 0:
+        return quota
+    day = from_ms(base).date() + timedelta(days=since)
+    return replace(quota, ramp=Ramp(Decimal(factor), quota.count + most, day))
+
+
+def quotas_near(unit: CalendarUnit, base: int) -> st.SearchStrategy[list[AnyQuota]]:
     scale = SCALES_MS[unit]
     near = [each for each in UNITS if SCALES_MS[each] <= scale][-2:]
     rolling = st.builds(
@@ -92,7 +110,19 @@ def quotas_near(unit: CalendarUnit) -> st.SearchStrategy[list[AnyQuota]]:
         st.sampled_from(near),
         st.one_of(st.none(), st.none(), st.sampled_from(sorted(CHANGES))),
     )
-    return st.lists(st.one_of(calendar, calendar, rolling), min_size=1, max_size=3)
+    quota = st.builds(
+        lambda quota, growth, kept: keeping(
+            growing(quota, growth[0], growth[1], growth[2], base), kept[0], kept[1]
+        ),
+        st.one_of(calendar, calendar, rolling),
+        st.tuples(
+            st.sampled_from(["1.01", "1.5", "2", "10"]),
+            st.sampled_from([0, 1, 2, 5, 10]),
+            st.integers(-4, 3),
+        ),
+        st.tuples(st.sampled_from([-50, 1, 50]), st.integers(0, 3)),
+    )
+    return st.lists(quota, min_size=1, max_size=3, unique=True)
 
 
 def steps_of(scale: int) -> st.SearchStrategy[list[Step]]:
@@ -106,16 +136,15 @@ def leave_some_time(quiet: list[Item]) -> bool:
 
 def scenes(kinds: Sequence[str]) -> st.SearchStrategy[Scene]:
     """Return stories in which the quotas of every kind are of about the same length."""
-    return st.sampled_from(UNITS).flatmap(
-        lambda unit: st.builds(
-            lambda where, other, quotas, quiet, steps: Scene(
-                where[0], other, where[1] // 1_000 * 1_000, quotas, tuple(quiet), steps
+    return st.tuples(st.sampled_from(UNITS), zoned).flatmap(
+        lambda place: st.builds(
+            lambda other, quotas, quiet, steps: Scene(
+                place[1][0], other, place[1][1] // 1_000 * 1_000, quotas, tuple(quiet), steps
             ),
-            zoned,
             st.sampled_from(sorted(CHANGES)),
-            st.fixed_dictionaries({kind: quotas_near(unit) for kind in kinds}),
+            st.fixed_dictionaries({kind: quotas_near(place[0], place[1][1]) for kind in kinds}),
             st.lists(items, max_size=2).filter(leave_some_time),
-            steps_of(SCALES_MS[unit]),
+            steps_of(SCALES_MS[place[0]]),
         )
     )
 
@@ -132,8 +161,9 @@ def test_a_scope_answers_as_the_clocks_of_its_zone(url: str, scene: Scene) -> No
     ada = (own_scope("ada"),)
     wishes = [
         Wish(ada, scene.zone, scene.items),
-        Wish(ada, scene.zone),
-        Wish(ada, scene.other_zone, scene.items),
+        Wish(ada, scene.zone, priority=50),
+        Wish(ada, scene.other_zone, scene.items, 1),
+        Wish(ada, scene.zone, priority=-51),
     ]
     scene.play(url, wishes)
 
@@ -156,13 +186,21 @@ def test_times_that_lie_close_together_are_judged_to_the_millisecond(
     @settings(property_test, max_examples=examples(stories))
     @given(
         quotas=st.lists(
-            st.builds(Quota, st.integers(1, 6), st.integers(1, 60)), min_size=1, max_size=3
+            st.builds(
+                lambda count, length, kept: keeping(Quota(count, length), 1, kept),
+                st.integers(1, 6),
+                st.integers(1, 60),
+                st.integers(0, 5),
+            ),
+            min_size=1,
+            max_size=3,
         ),
         steps=st.lists(step, min_size=15, max_size=30),
     )
     def compare(quotas: list[AnyQuota], steps: list[Step]) -> None:
         scene = Scene("UTC", "UTC", BASE, {OWN_SCOPE: quotas}, (), steps)
-        scene.play(url, [Wish((own_scope("ada"),))])
+        ada = (own_scope("ada"),)
+        scene.play(url, [Wish(ada), Wish(ada, priority=1)])
 
     compare()
 
@@ -179,9 +217,9 @@ def test_several_scopes_answer_as_the_clocks_say(url: str, scene: Scene) -> None
     assert len({shard_of(each.home, SHARDS) for each in rich}) == 3
     wishes = [
         Wish(rich, scene.zone, scene.items),
-        Wish(lone, scene.zone, scene.items),
-        Wish(scopes("ben", "acme"), scene.other_zone),
-        Wish(scopes("ben", "initech"), scene.zone),
+        Wish(lone, scene.zone, scene.items, 50),
+        Wish(scopes("ben", "acme"), scene.other_zone, priority=100),
+        Wish(scopes("ben", "initech"), scene.zone, priority=-100),
     ]
     scene.play(url, wishes)
 

@@ -12,12 +12,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from fractions import Fraction
 from functools import lru_cache
+from math import floor
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from dispatcher.errors import QuietHours, QuotaExceeded, SlotRefused
-from dispatcher.quota import AnyQuota
+from dispatcher.quota import AnyQuota, CalendarQuota
 from dispatcher.quota import Quota as RollingQuota
 from dispatcher.reservation.booking import Terms
 from dispatcher.scope import Scope
@@ -124,6 +126,20 @@ def period(unit: CalendarUnit, zone: str, instant: int) -> tuple[int, int]:
     return begun[place - 1], begun[place]
 
 
+def most_of(quota: AnyQuota, priority: int, begins: int = 0, zone: str = "UTC") -> int:
+    """Return how many places a message of a priority finds in a quota, in the period of a day."""
+    count = Fraction(quota.count)
+    if isinstance(quota, CalendarQuota) and quota.ramp is not None:
+        day = datetime.fromtimestamp(begins / 1_000, ZoneInfo(zone)).date()
+        while day > quota.ramp.since and count < quota.ramp.most:
+            count *= Fraction(str(quota.ramp.factor))
+            day -= timedelta(days=1)
+        count = min(count, Fraction(quota.ramp.most))
+    if quota.kept is not None and priority < quota.kept.priority:
+        return floor(count) - quota.kept.count
+    return floor(count)
+
+
 @lru_cache(maxsize=1_000)
 def _begun_near(unit: CalendarUnit, zone: str, stretch: int) -> list[int]:
     # From so early on that what the clocks showed before is overtaken.
@@ -162,6 +178,7 @@ class Wish:
     scopes: tuple[Scope, ...]
     zone: str = "UTC"
     items: tuple[Item, ...] = ()
+    priority: int = 0
 
     @property
     def text(self) -> str:
@@ -169,7 +186,8 @@ class Wish:
 
     @property
     def terms(self) -> Terms:
-        return Terms(self.scopes, self.zone, Hours.parse(self.text) if self.items else None)
+        quiet = Hours.parse(self.text) if self.items else None
+        return Terms(self.scopes, self.zone, quiet, self.priority)
 
 
 @dataclass
@@ -212,7 +230,7 @@ class Ledger:
         From a blocked time on there is none before the end of one thing that blocks it.
         """
         windows = [self.members(scope, without) for scope in wish.scopes]
-        rules = [self._rolling(scope) for scope in wish.scopes]
+        rules = [self._rolling(scope, wish.priority) for scope in wish.scopes]
         pairs = [*zip(windows, rules, strict=True)]
         rolling = merged(span for members, quotas in pairs for span in blocked(members, quotas))
         time = asked
@@ -226,13 +244,37 @@ class Ledger:
             time = end
         return time
 
-    def _rolling(self, scope: Scope) -> list[Quota]:
-        quotas = self.of(scope)
-        return [(rule.count, rule.length_ms) for rule in quotas if isinstance(rule, RollingQuota)]
+    def _rolling(self, scope: Scope, priority: int) -> list[Quota]:
+        return [
+            (most_of(rule, priority), rule.length_ms)
+            for rule in self.of(scope)
+            if isinstance(rule, RollingQuota)
+        ]
 
-    def broken(self, scope: Scope, times: list[int]) -> list[str]:
-        """Name the quotas of a scope that these times break, but for those in local zones."""
-        return [f"{quota} of {scope}" for quota in self.of(scope) if self._is_broken(quota, times)]
+    def broken(self, scope: Scope, times: list[int], priority: int = 100) -> list[str]:
+        """Name the quotas of a scope that these times break, but for those in local zones.
+
+        The times are those of messages of at most ``priority``.
+        """
+        return [
+            f"{quota} of {scope}"
+            for quota in self.of(scope)
+            if self._is_broken(quota, times, priority)
+        ]
+
+    def taken(self, scope: Scope, priorities: Mapping[UUID, int]) -> list[str]:
+        """Name the quotas of a scope whose kept places are taken by messages of lower classes."""
+        members = self.places.get(scope, {})
+        floors = {quota.kept.priority for quota in self.of(scope) if quota.kept}
+        return [
+            broken
+            for least in floors
+            for broken in self.broken(
+                scope,
+                sorted(at for id_, at in members.items() if priorities[id_] < least),
+                least - 1,
+            )
+        ]
 
     def check(
         self, wish: Wish, asked: int, refusal: SlotRefused, *, without: UUID | None = None
@@ -249,19 +291,24 @@ class Ledger:
         [scope] = [scope for scope in wish.scopes if str(scope) == refusal.scope]
         named = next(quota for quota in self.of(scope) if str(quota) == refusal.quota)
         named_ids = refusal.conflicting
-        assert len(named_ids) == min(named.count, _MOST_NAMED)
+        most = most_of(named, wish.priority)
+        if isinstance(named, CalendarQuota):
+            zone = named.zone or wish.zone
+            most = most_of(named, wish.priority, period(named.unit, zone, asked)[0], zone)
+        assert refusal.most == (most if most != named.count else None)
+        assert len(named_ids) == min(most, _MOST_NAMED)
         if without not in self.holders.values():
             assert without not in named_ids
         times = self._times(scope, named_ids)
         if isinstance(named, RollingQuota):
             assert is_broken([*times, asked], (len(named_ids), named.length_ms))
             near = self.members(scope, without)
-            assert not fits(near, asked, [(named.count, named.length_ms)])
+            assert not fits(near, asked, [(most, named.length_ms)])
         else:
             begins, ends = period(named.unit, named.zone or wish.zone, asked)
             assert sum(begins <= time < ends for time in times) >= len(named_ids)
             within = [member for member in self.members(scope, without) if begins <= member < ends]
-            assert len(within) >= named.count
+            assert len(within) >= most
 
     def _times(self, scope: Scope, message_ids: Sequence[UUID]) -> list[int]:
         booked, named = self.places[scope], set(message_ids)
@@ -279,15 +326,20 @@ class Ledger:
             for quota in self.of(scope):
                 if isinstance(quota, RollingQuota):
                     continue
-                begins, ends = period(quota.unit, quota.zone or wish.zone, time)
-                if sum(begins <= member < ends for member in members) >= quota.count:
+                zone = quota.zone or wish.zone
+                begins, ends = period(quota.unit, zone, time)
+                most = most_of(quota, wish.priority, begins, zone)
+                if sum(begins <= member < ends for member in members) >= most:
                     yield ends
 
     @staticmethod
-    def _is_broken(quota: AnyQuota, times: list[int]) -> bool:
+    def _is_broken(quota: AnyQuota, times: list[int], priority: int) -> bool:
         if isinstance(quota, RollingQuota):
-            return is_broken(times, (quota.count, quota.length_ms))
+            return is_broken(times, (most_of(quota, priority), quota.length_ms))
         if quota.zone is None:
             return False
-        begun = [period(quota.unit, quota.zone, time)[0] for time in times]
-        return any(begun.count(start) > quota.count for start in set(begun))
+        zone = quota.zone
+        begun = [period(quota.unit, zone, time)[0] for time in times]
+        return any(
+            begun.count(start) > most_of(quota, priority, start, zone) for start in set(begun)
+        )

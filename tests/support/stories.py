@@ -218,6 +218,8 @@ class Story:
             key = self.real.keys(scope.home).window(scope.name, scope.kind)
             assert window(self.real.client, key) == members
             assert self.is_filled or self.ledger.broken(scope, sorted(members.values())) == []
+            priorities = {message_id: wish.priority for message_id, wish in self.of.items()}
+            assert self.is_filled or self.ledger.taken(scope, priorities) == []
 
 
 # Windows of up to ten thousand members.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from dataclasses import replace
+from datetime import date, datetime, timedelta
+from decimal import Decimal
 from typing import cast
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -11,16 +14,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.errors import InvalidValue
+from dispatcher.errors import InvalidSettings, InvalidValue
 from dispatcher.quota import (
     MAX_LENGTH_MS,
     CalendarQuota,
+    Kept,
     Limit,
     Quota,
+    Ramp,
     parse_length,
     parse_limit,
     parse_quota,
+    places,
 )
+from dispatcher.settings import Settings
 from dispatcher.times.periods import UNIT_MS, CalendarUnit
 from dispatcher.times.send_time import to_ms
 
@@ -58,6 +65,112 @@ def test_a_count_per_length_is_read(text: str, count: int, length_ms: int) -> No
 )  # fmt: skip
 def test_a_quota_of_a_calendar_is_read(text: str, quota: CalendarQuota) -> None:
     assert parse_quota(text) == parse_quota(str(quota)) == quota
+
+
+GROWING = "100/day growing 1.5 daily to 50000/day from 2027-01-01"
+RAMP = Ramp(Decimal("1.5"), 50_000, date(2027, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "quota"),
+    [
+        ("5/hour, 1 kept for priority >= 50", Quota(5, 3_600_000, Kept(1, 50))),
+        (" 5 per hour ,4 kept  for priority>=-99 ", Quota(5, 3_600_000, Kept(4, -99))),
+        ("3/2 day, 1 kept for priority >= 100", Quota(3, 172_800_000, Kept(1, 100))),
+        ("9/week in local, 2 kept for priority >= 0",
+         CalendarQuota(9, "week", None, None, Kept(2, 0))),
+        (GROWING, CalendarQuota(100, "day", "UTC", RAMP)),
+        (f"{GROWING} in UTC", CalendarQuota(100, "day", "UTC", RAMP)),
+        (f" {GROWING}  in {BERLIN} ", CalendarQuota(100, "day", BERLIN, RAMP)),
+        (f"{GROWING} in local, 99 kept for priority >= 1",
+         CalendarQuota(100, "day", None, RAMP, Kept(99, 1))),
+        ("1 per days growing 10 daily to 2 / day from 1970-01-01",
+         CalendarQuota(1, "day", "UTC", Ramp(Decimal(10), 2, date(1970, 1, 1)))),
+        ("1/day growing 1.010 daily to 10000000/day from 9999-12-31",
+         CalendarQuota(1, "day", "UTC", Ramp(Decimal("1.01"), 10_000_000, date(9999, 12, 31)))),
+    ],
+)  # fmt: skip
+def test_what_a_quota_keeps_and_how_it_grows_is_read(text: str, quota: Quota) -> None:
+    assert parse_quota(text) == parse_quota(str(quota)) == quota
+    [alone] = Settings(quotas=text).quotas
+    assert Settings(quotas=f"1/minute,{text} , 7/hour").quotas[1:] == (quota, Quota(7, 3_600_000))
+    assert Settings(quotas=[text]).quotas == Settings(quotas=json.dumps([text])).quotas == (alone,)
+
+
+def changed(old: str, new: str) -> str:
+    assert old in GROWING
+    return GROWING.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("5/hour, 5 kept for priority >= 50", "5 kept of 5"),
+        ("5/hour, 6 kept for priority >= 50", "6 kept of 5"),
+        ("5/hour, 0 kept for priority >= 50", "0 kept of 5"),
+        ("1/hour, 1 kept for priority >= 50", "1 kept of 1"),
+        ("5/hour, 1 kept for priority >= 101", "a priority of 101"),
+        ("5/hour, 1 kept for priority >= -100", "a priority of -100"),
+        ("5/hour, 1 kept", "cannot read"),
+        ("5/hour, 1 kept for priority > 50", "cannot read"),
+        ("5/hour, -1 kept for priority >= 50", "cannot read"),
+        ("5/hour 1 kept for priority >= 50", "cannot read"),
+        ("5/hour, 1 kept for priority >= high", "cannot read"),
+        ("5/hour, 1 kept for priority >= 1, 1 kept for priority >= 50", "cannot read"),
+        ("1 kept for priority >= 50", "cannot read"),
+        (f"{GROWING}, 100 kept for priority >= 1", "100 kept of 100"),
+        (changed("1.5", "1"), "growing '1' daily"),
+        (changed("1.5", "0.5"), "growing '0.5' daily"),
+        (changed("1.5", "1.009"), "growing '1.009' daily"),
+        (changed("1.5", "10.001"), "growing '10.001' daily"),
+        (changed("1.5", "1.2345"), "growing '1.2345' daily"),
+        (changed("1.5", "-2"), "cannot read"),
+        (changed("1.5", "1,5"), "cannot read"),
+        (changed("50000", "100"), "growing from 100 to 100"),
+        (changed("50000", "10000001"), "growing from 100 to 10000001"),
+        (changed("2027-01-01", "2027-02-29"), "'2027-02-29' is no day"),
+        (changed("2027-01-01", "0000-01-01"), "'0000-01-01' is no day"),
+        (changed("2027-01-01", "tomorrow"), "cannot read"),
+        (changed("50000/day", "50000/week"), "cannot read"),
+        (changed("daily", "weekly"), "cannot read"),
+        (changed("100/day", "100/week"), "weeks that grow: only the count of days can"),
+        (changed("100/day", "100/month"), "months that grow"),
+        (changed("100/day", "100/2 day"), "periods of 2 days"),
+        (changed("100/day", "0/day"), "a count of 0"),
+        (f"{GROWING} in Mars/Olympus", "no zone 'Mars/Olympus'"),
+    ],
+)
+def test_what_no_quota_keeps_and_how_none_grows_is_refused(text: str, said: str) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        parse_quota(text)
+    assert refused.value.field == "quota"
+    assert said in refused.value.problem
+    assert "K kept for priority >= P" in refused.value.accepted
+    assert "growing F daily" in refused.value.accepted
+    with pytest.raises(InvalidSettings, match="scopes"):
+        Settings.load(scopes={"tenant": {"quotas": [text]}})
+
+
+@pytest.mark.parametrize(
+    "text", ["5/hour, 1 kept for priority >= 50", GROWING, f"{GROWING} in UTC"]
+)
+def test_a_limit_neither_keeps_nor_grows(text: str) -> None:
+    with pytest.raises(InvalidValue, match=r"limit: .* and only a quota can") as refused:
+        parse_limit(text)
+    assert "kept" not in refused.value.accepted
+    with pytest.raises(InvalidSettings, match=r"channels.*only a quota can"):
+        Settings.load(channels={"sms": {"transport": "memory", "limits": text}})
+
+
+@pytest.mark.parametrize(
+    ("days", "number"),
+    [(-400, 100), (0, 100), (1, 150), (3, 337), (15, 43_789), (16, 50_000), (10**6, 50_000)],
+)
+def test_a_quota_grows_by_the_day(days: int, number: int) -> None:
+    quota = replace(parse_quota(GROWING), kept=Kept(7, 50))
+    at = ms("2027-01-01T23:59:59Z") + days * 86_400_000
+    assert (places(quota, 50, at), places(quota, 49, at)) == (number, number - 7)
+    assert (places(quota, 50), places(quota, 0)) == (100, 93)
 
 
 NO_COUNT = [

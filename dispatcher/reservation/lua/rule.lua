@@ -8,7 +8,7 @@
 -- A rule set is what one scope is judged by, and blackouts (quiet hours) are the same for all scopes
 -- of a message. Both come in MessagePack:
 --   rule set   longest: the longest length, least: the least N, rolling: {N, W} of each quota,
---              calendars: {N, {bounds}} of each calendar quota
+--              calendars: {N, {bounds}} of each calendar quota; N is {N of each period} where it grows
 --   blackouts  covered: end of what bounds and blackouts cover,
 --              edges: from and until of each blackout, sorted
 
@@ -226,6 +226,7 @@ local function blocked_by_period(window, t, count, bounds)
     if from <= t and t < to then
       read = read + 1
       counted = counted + index / EDGES
+      count = type(count) == 'table' and count[index] or count
       if redis.call('ZCOUNT', window, from, '(' .. to) < count then
         return nil
       end

@@ -328,7 +328,10 @@ def _table(visit: Visit, timeline: Timeline, drawn: Picture) -> tuple[Sequence[T
     ]
     for lane in drawn.lanes:
         by, css = f"{lane.quota} of {visit.scope_text(lane.scope)}", f"q{lane.pattern}"
-        rows += [TableRow(*span, "blocked", by, css) for span in lane.timeline.blocked]
+        rows += [TableRow(*span, "blocked", by, css) for span in lane.timeline.full]
+        if kept := lane.timeline.quota.kept:
+            what, css = f"blocked below priority {kept.priority}", f"{css} kept"
+            rows += [TableRow(*span, what, by, css) for span in lane.timeline.blocked]
     rows += [TableRow(*span, "quiet hours", "", "quiet") for span in timeline.quiet]
     for change in drawn.changes:
         text = change_text(change)
@@ -467,9 +470,13 @@ class Picture:
 
     def _row(self, span: Span, y: float) -> PictureRow:
         blocks = list[Block]()
-        lanes = [(lane.timeline.blocked, f"q{lane.pattern}") for lane in self.lanes]
+        lanes = [(lane.timeline.full, f"q{lane.pattern}") for lane in self.lanes]
         for number, (spans, css) in enumerate([*lanes, (self._timeline.quiet, "quiet")]):
             blocks += self._blocks(span, spans, y + BOOKED + number * LANE, css)
+        for number, lane in enumerate(self.lanes):
+            if lane.timeline.quota.kept:
+                at, css = y + BOOKED + number * LANE, f"q{lane.pattern} kept"
+                blocks += self._blocks(span, lane.timeline.blocked, at, css)
         width, past = self._x(span, span.ends_at) - LEFT, self._x(span, self._now) - LEFT
         lines = [
             Line(self._x(span, at), text, css)
