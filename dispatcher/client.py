@@ -581,21 +581,18 @@ class Dispatcher:
         """Give a scheduled message another ``body``, or that of a ``template``. Return it.
 
         The template is one of its channel, rendered now with the values in ``data``. The type of
-        bodies of the channel validates either. ``priority`` is another one, with a body or without;
-        the message keeps its reservation, also in a place that a quota keeps for larger priorities.
-        Raises InvalidDraft for the content, InvalidSettings for a template that cannot be used, and
+        bodies of the channel validates either. Or give it another ``priority``: it keeps its
+        reservation, and where it waits for a limit, a larger one lets it ask again at once. Raises
+        InvalidDraft for the content, InvalidSettings for a template that cannot be used, and
         TooLate where it is being sent or has ended.
         """
         changes = self._app.changes
-        if priority is not None and body is None and template is None and data is None:
+        if priority is not None:
+            if not (body is None and template is None and data is None):
+                raise InvalidDraft("priority", "given together with a body", "one of them")
             return _only(changes.prioritize_many, message_id, if_unchanged, priority)
         return changes.update(
-            id_of(message_id),
-            body=body,
-            template=template,
-            data=data,
-            priority=priority,
-            if_unchanged=if_unchanged,
+            id_of(message_id), body=body, template=template, data=data, if_unchanged=if_unchanged
         )
 
     def update_many(

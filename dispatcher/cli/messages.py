@@ -395,12 +395,13 @@ def update(*, content: _Content, priority: Priority = None, meant: _ChangeFilter
     Or give scheduled messages another priority, by id or by filter; they keep their reservations.
     """
     wish: dict[str, Any] = {"priority": priority}
-    if priority is None or content != _Content():
+    if priority is None:
         if len(meant.message_ids or ()) != 1:
             raise InvalidDraft("ID", "not exactly one is given", "the message that gets the body")
-        wish |= content.read()
-    to = f" to priority {priority}"
-    _Change("update", Status.SCHEDULED, wish, also=to).do(meant)
+        wish = content.read()
+    elif content != _Content():
+        raise InvalidDraft("priority", "given together with a body", "one of them")
+    _Change("update", Status.SCHEDULED, wish, also=f" to priority {priority}").do(meant)
 
 
 @command(

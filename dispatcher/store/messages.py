@@ -22,7 +22,7 @@ from dispatcher.errors import (
     Suppressed,
     TooLate,
 )
-from dispatcher.message import Attempt, Message, Outcome, Status
+from dispatcher.message import Attempt, Body, Message, Outcome, Status
 from dispatcher.store.database import Database
 from dispatcher.store.engines.base import InsertFailed, Prepared, is_added, transaction
 from dispatcher.store.engines.errors import is_broken, takes_no_writes
@@ -170,7 +170,21 @@ class Messages:
                 ),
             )
         )
-        self._update_many = sa.update(tables.messages).where(has_id, tables.is_live)
+        now, priority = database_now(), sa.bindparam("priority", type_=sa.SmallInteger())
+        # It was not tried: what it waits for is a limit, which may let it go now.
+        is_due = sa.and_(row.send_at <= now, row.attempt_count == 0, row.priority < priority)
+        comes = sa.and_(is_due, row.next_attempt_at > now)
+        # MariaDB assigns in this order, and reads what it has assigned.
+        self._prioritize = (
+            sa.update(tables.messages)
+            .where(has_id, tables.is_live)
+            .ordered_values(
+                (row.enqueue_at, sa.case((comes, now), else_=row.enqueue_at)),
+                (row.next_attempt_at, sa.case((comes, now), else_=row.next_attempt_at)),
+                (row.priority, priority),
+                (row.move_token, sa.bindparam("move_token")),
+            )
+        )
         message, keyed, names = _inserts(database)
         self._insert = Prepared(engine, message, names)
         self._insert_key = Prepared(engine, insert_if_absent(tables.keys), KEYED)
@@ -310,9 +324,12 @@ class Messages:
     def prioritize(
         self, message_ids: Sequence[UUID], priority: int, *, tokens: Tokens | None
     ) -> ChangedRows:
-        """Give a priority to those that :meth:`cancel` would cancel."""
+        """Give a priority to those that :meth:`cancel` would cancel.
+
+        One that waits for a limit, and gets a larger one, is due now: it asks for another turn.
+        """
         values = {"priority": priority, "move_token": _new_token()}
-        return self._change(self._update_many, message_ids, tokens, **values)
+        return self._change(self._prioritize, message_ids, tokens, **values)
 
     def _change(
         self, change: sa.Update, message_ids: Sequence[UUID], tokens: Tokens | None, **values: Any
@@ -341,16 +358,16 @@ class Messages:
         stored = self._database.change_each(self._move, rows, *reading)
         return {row.id: to_movable(row) for row in stored}
 
-    def update(self, message_id: UUID, **values: Any) -> Message:
-        values |= {"of": message_id, "move_token": _new_token()}
+    def update(self, message_id: UUID, *, body: Body) -> Message:
+        values = {"of": message_id, "body": body, "move_token": _new_token()}
         return changed(self._database, message_id, self._update, values)
 
     def move_if_unchanged(self, move: NewSlot, *, within: timedelta) -> Movable:
         return self._changed_once(move.before, self._move, move.values(within))
 
-    def update_if_unchanged(self, before: Movable, **values: Any) -> Message:
+    def update_if_unchanged(self, before: Movable, *, body: Body) -> Message:
         message_id, token = before.message.id, _new_token()
-        values |= {"of": message_id, "by": before.token, "move_token": token}
+        values = {"of": message_id, "by": before.token, "body": body, "move_token": token}
         now = self._changed_once(before, self._update_same, values)
         if now.token == token:
             return now.message

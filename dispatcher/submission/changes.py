@@ -97,7 +97,6 @@ class Changes:
         body: AnyBody | None = None,
         template: str | None = None,
         data: Mapping[str, Any] | None = None,
-        priority: int | None = None,
         if_unchanged: Message | None = None,
     ) -> Message:
         row = None
@@ -117,16 +116,14 @@ class Changes:
             template=template,
             data=data,
         )
-        values: dict[str, Any] = {"body": self.validator.body(draft)}
-        if priority is not None:
-            values["priority"] = check_priority(priority)
+        clean = self.validator.body(draft)
         if row is not None:
             if message.status is not Status.SCHEDULED:
                 raise TooLate(message_id, message.status)
-            return self.messages.update_if_unchanged(row, **values)
+            return self.messages.update_if_unchanged(row, body=clean)
         for _ in range(_TRIES):
-            message = self.messages.update(message_id, **values)
-            if all(getattr(message, name) == value for name, value in values.items()):
+            message = self.messages.update(message_id, body=clean)
+            if message.body == clean:
                 return message
             if message.status is not Status.SCHEDULED:
                 raise TooLate(message_id, message.status)
@@ -141,7 +138,7 @@ class Changes:
     ) -> list[ChangeResult]:
         """Give messages a priority, in batches; return each or its refusal.
 
-        They keep their reservations, also a place that a quota keeps for larger priorities.
+        They keep their reservations, also in places that quotas keep for larger priorities.
         ``if_unchanged``, if given, has every message as it was read.
         """
         change = partial(self._prioritize, check_priority(priority))

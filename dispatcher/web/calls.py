@@ -187,7 +187,9 @@ def _edit(name: str, text: str, model: type[BaseModel] | None = None) -> Callabl
     return edit
 
 
-update = _edit("update", "Give a scheduled message another body.", models.MessageChange)
+update = _edit(
+    "update", "Give a scheduled message another body, or another priority.", models.MessageChange
+)
 cancel = _edit("cancel", "Cancel a scheduled message; its quota is free again at once.")
 retry = _edit("retry", "Give a failed message further attempts.", models.Retry)
 release = _edit("release", "Release a held message to be sent, perhaps for the second time.")

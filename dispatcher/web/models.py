@@ -58,7 +58,7 @@ class _In(BaseModel):
 
 
 class MessageChange(_In):
-    """Another body for a scheduled message, or a template that is rendered now; a priority."""
+    """Another body for a scheduled message, or a template that is rendered now; or a priority."""
 
     body: Json | None = None
     template: str | None = None

@@ -35,9 +35,6 @@ EDITS: dict[str, Edit] = {
     "priority": lambda house, read: house.dispatcher.update(
         read.id, priority=read.priority + 1, if_unchanged=read
     ),
-    "both": lambda house, read: house.dispatcher.update(
-        read.id, body={"text": "edited"}, priority=read.priority + 1, if_unchanged=read
-    ),
     "reschedule": lambda house, read: house.dispatcher.reschedule(
         read.id, send_at=read.send_at + HOUR, if_unchanged=read
     ),

@@ -17,12 +17,13 @@ from dispatcher import (
     Message,
     MessageNotFound,
     Settings,
+    TemporaryFailure,
     TooLate,
 )
 from dispatcher.message import new_id
 from dispatcher.reservation.booking import BookingRequest
 from tests.support.callers import callers_engine
-from tests.support.house import FAR, House, draft
+from tests.support.house import FAR, House, draft, hour_ago
 from tests.support.house_fixtures import Build
 
 HOUR = timedelta(hours=1)
@@ -134,23 +135,60 @@ def test_scheduled_messages_get_another_priority_and_keep_what_they_booked(house
         house.dispatcher.update_many([messages[0].id, "4711"], priority=0)
 
 
-def test_one_message_gets_another_priority_with_a_body_or_without(house: House) -> None:
+def test_one_message_gets_another_priority_or_another_body(house: House) -> None:
     message = house.submit(send_at=FAR + HOUR)
     update = house.dispatcher.update
-    one = update(message.id, priority=7)
-    assert one == replace(message, priority=7) == house.again(message)
-    both = update(str(message.id), priority=-7, body={"text": "edited"})
-    assert both == replace(message, priority=-7, body={"text": "edited"}) == house.again(message)
-    for wrong in ({"body": None}, {"priority": 7, "body": 5}, {"priority": 1.5}):
-        with pytest.raises(InvalidDraft):
+    changed = update(str(message.id), priority=7)
+    assert changed == replace(message, priority=7) == house.again(message)
+    edited: dict[str, Any] = {"body": {"text": "edited"}}
+    wrongs: list[dict[str, Any]] = [
+        {}, {"priority": 1.5}, {"priority": 8} | edited, {"priority": 8, "template": "t"},
+        {"priority": 8, "data": {}},
+    ]  # fmt: skip
+    for wrong in wrongs:
+        with pytest.raises(InvalidDraft) as refused:
             update(message.id, **wrong)
-    assert house.again(message) == both
+        assert refused.value.field == ("priority" if wrong else "body")
+    assert house.again(message) == changed
+    assert update(message.id, **edited) == replace(changed, **edited)
     house.dispatcher.cancel(message.id)
-    for late in ({"priority": 7}, {"priority": -7}, {"priority": 7, "body": {"text": "edited"}}):
+    for priority in (7, -7):
         with pytest.raises(TooLate):
-            update(message.id, **late)
+            update(message.id, priority=priority)
     with pytest.raises(MessageNotFound):
         update(new_id(), priority=7)
+
+
+@pytest.mark.every_database
+def test_a_message_that_waits_for_a_limit_asks_again_once_it_has_a_larger_priority(
+    build: Build,
+) -> None:
+    """Its turn was that of its old priority; a retry waits on, and what is not due."""
+    limited = {"memory": {"transport": "memory", "limits": "1/hour"}}
+    house = build(clock=hour_ago(), channels=limited, quotas="9/minute")
+    retried = house.submit("r0")
+    house.fail_sends(TemporaryFailure("busy"))
+    house.deliver(retried)
+    raised, lowered, same = (house.submit(f"r{n}") for n in range(1, 4))
+    to_come = house.submit("r4", send_in=3 * HOUR)
+    others = [retried, lowered, same, to_come]
+    for message in (lowered, same, raised):
+        house.deliver(message)
+    now, before = house.database_time(), [house.again(message) for message in others]
+    assert all(message.next_attempt_at > now for message in before)
+    assert house.again(raised).next_attempt_at > now + 2.5 * HOUR
+
+    house.dispatcher.update_many([raised.id, retried.id, to_come.id], priority=50)
+    house.dispatcher.update_many([lowered.id], priority=-50)
+    house.dispatcher.update_many([same.id], priority=0)
+    after = [house.again(message).next_attempt_at for message in others]
+    assert after == [message.next_attempt_at for message in before]
+    assert house.again(raised).next_attempt_at <= house.database_time()
+    [enqueue_at] = house.columns(raised, "enqueue_at")
+    assert enqueue_at <= house.database_time()
+    house.deliver(raised)  # it waits again, before the others
+    turn = house.again(raised).next_attempt_at
+    assert house.database_time() < turn < house.again(same).next_attempt_at - HOUR / 2
 
 
 def test_a_status_message_has_the_priority_of_its_channel(build: Build) -> None:

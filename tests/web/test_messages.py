@@ -318,6 +318,7 @@ def test_a_key_that_cannot_be_kept_is_refused(house: House, shop: TestClient) ->
 CHANGES = {
     "cancel": ("DELETE", "", None),
     "update": ("PATCH", "", {"body": {"n": 1}}),
+    "priority": ("PATCH", "", {"priority": 50}),
     "reschedule": ("POST", "/reschedule", {"send_at": (FAR + 2 * HOUR).isoformat()}),
 }
 
@@ -334,8 +335,9 @@ def test_a_repeated_change_ends_in_the_same_state(
         for headers in ({}, key("change"), key("change"))
     ]
     assert [answer.status_code for answer in answers] == [200] * 3
-    fields = ("status", "body", "send_at")
+    fields = ("status", "body", "send_at", "priority")
     assert len({str([answer.json()[name] for name in fields]) for answer in answers}) == 1
+    assert answers[0].json()["priority"] == (50 if name == "priority" else 0)
     assert len(house.members()) == (0 if name == "cancel" else 1)
 
 

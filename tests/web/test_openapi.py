@@ -45,7 +45,7 @@ NOT_ACCEPTED = {"events"}
 """They are off here: their answer would not end. ``test_events.py`` has it."""
 DRAFT = {"channel": "memory", "recipient": "ada", "body": {"text": "hi"}, "send_at": AT}
 VALID: dict[str, dict[str, Any]] = {
-    "submit": {**DRAFT, "on_conflict": "shift"},
+    "submit": {**DRAFT, "on_conflict": "shift", "priority": -7},
     "plan": {"messages": [DRAFT, DRAFT]},
     "update": {"body": {"text": "bye"}},
     "reschedule": {"send_at": AT, "on_conflict": "shift"},
