@@ -143,12 +143,15 @@ def test_an_order_and_its_reminder_commit_together(
     assert house.reservations() == house.all_members()
 
 
-def test_the_tests_of_the_page_pass(tmp_path: Path) -> None:
-    shown = blocks(page("docs/testing.md"), "python")
+@pytest.mark.parametrize("name", ["testing", "who-goes-first"])
+def test_the_tests_of_the_page_pass(name: str, tmp_path: Path) -> None:
+    text = page(f"docs/{name}.md")
+    shown = blocks(text, "python")
     conftest = [each for each in shown if "@pytest.fixture" in each]
     tests = [each for each in shown if "def test_" in each]
     assert len(conftest) + len(tests) == len(shown)
     (tmp_path / "conftest.py").write_text("\n".join(conftest))
+    (tmp_path / "dispatcher.toml").write_text("\n".join(blocks(text, "toml")))
     (tmp_path / "test_page.py").write_text(_HEAD_OF_TESTS + "\n".join(tests))
     done = pytest_in(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
