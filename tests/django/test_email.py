@@ -246,12 +246,14 @@ def test_a_silent_failure_is_counted_and_logged(
 
 
 def test_a_connection_has_a_channel_and_the_words_of_a_submit(project: Project) -> None:
-    connection = mail.get_connection(channel="memory", on_conflict="reject", scope="grace")
+    connection = mail.get_connection(
+        channel="memory", on_conflict="reject", scope="grace", priority=9
+    )
     mail.send_mail("Hi", "Text", None, ["ada@example.org"], connection=connection)
     with pytest.raises(QuotaExceeded):
         mail.send_mail("Hi", "Text", None, ["ada@example.org"], connection=connection)
     [message] = [*project.dispatcher.select()]
-    assert (message.channel, message.scope) == ("memory", "grace")
+    assert (message.channel, message.scope, message.priority) == ("memory", "grace", 9)
     with pytest.raises(TypeError, match="recipient"):
         mail.get_connection(recipient="ada@example.org")
     with pytest.raises(DispatcherError):

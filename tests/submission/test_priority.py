@@ -16,6 +16,7 @@ from dispatcher import (
     InvalidSettings,
     Message,
     MessageNotFound,
+    QuotaExceeded,
     Settings,
     TemporaryFailure,
     TooLate,
@@ -26,7 +27,7 @@ from tests.support.callers import callers_engine
 from tests.support.house import FAR, House, draft, hour_ago
 from tests.support.house_fixtures import Build
 
-HOUR = timedelta(hours=1)
+HOUR, NOTHING = timedelta(hours=1), timedelta(0)
 CHANNELS = {
     "memory": {"transport": "memory", "priority": -40},
     "file": {"transport": "memory"},
@@ -169,6 +170,7 @@ def test_a_message_that_waits_for_a_limit_asks_again_once_it_has_a_larger_priori
     retried = house.submit("r0")
     house.fail_sends(TemporaryFailure("busy"))
     house.deliver(retried)
+    house.change([retried], next_attempt_at=house.database_time() + HOUR)  # however slow this runs
     raised, lowered, same = (house.submit(f"r{n}") for n in range(1, 4))
     to_come = house.submit("r4", send_in=3 * HOUR)
     others = [retried, lowered, same, to_come]
@@ -189,6 +191,41 @@ def test_a_message_that_waits_for_a_limit_asks_again_once_it_has_a_larger_priori
     house.deliver(raised)  # it waits again, before the others
     turn = house.again(raised).next_attempt_at
     assert house.database_time() < turn < house.again(same).next_attempt_at - HOUR / 2
+
+
+def test_a_kept_place_stays_taken_whatever_the_priority_becomes(build: Build) -> None:
+    """The quota is 2 an hour, for a priority below 50 only 1; what is booked is judged no more."""
+    channels = {"memory": {"transport": "memory"}, "codes": {"transport": "memory", "priority": 60}}
+    house = build(channels=channels, quotas=["2/hour, 1 kept for priority >= 50"])
+    dispatcher, at = house.dispatcher, FAR + 5 * HOUR
+    slots: list[tuple[dict[str, Any], timedelta]] = [
+        ({}, HOUR), ({"priority": 49}, HOUR), ({"priority": 50}, NOTHING),
+        ({"channel": "codes"}, NOTHING), ({"channel": "codes", "priority": 0}, HOUR),
+    ]  # fmt: skip
+    low = house.submit(send_at=at)
+    for asked, later in slots:
+        assert dispatcher.next_slot(recipient="ada", after=at, **asked) == at + later, asked
+        if later:
+            with pytest.raises(QuotaExceeded):
+                house.submit(send_at=at, **asked)
+    high = house.submit(send_at=at, priority=50)
+    booked = house.members()
+    for first, second in ((0, 0), (100, 100), (-100, 50)):
+        dispatcher.update(low.id, priority=first)
+        dispatcher.update(high.id, priority=second)
+        assert house.members() == booked
+        assert not dispatcher.verify_windows().differences
+    house.redis.flushall()
+    house.open()
+    assert house.members() == booked
+
+    soon = at + HOUR / 2
+    dispatcher.update(high.id, priority=49)
+    with pytest.raises(QuotaExceeded):
+        dispatcher.reschedule(high.id, send_at=soon)
+    assert house.members() == booked
+    dispatcher.update(high.id, priority=50)
+    assert dispatcher.reschedule(high.id, send_at=soon).send_at == soon
 
 
 def test_a_status_message_has_the_priority_of_its_channel(build: Build) -> None:
