@@ -213,7 +213,8 @@ def _times(pid: int) -> list[float]:
 def running(settings: Settings, path: Path, *commands: list[str]) -> Iterator[list[int]]:
     """Run processes with these settings; yield their ids."""
     environment = os.environ | settings.environment() | {"LEDGER": str(path / "ledger")}
-    environment["PYTHONPATH"] = str(Path(__file__).parent)
+    here = Path(__file__).parent
+    environment["PYTHONPATH"] = f"{here}{os.pathsep}{here.parent}"
     children = []
     for number, command in enumerate(commands):
         with (path / f"process-{number}.log").open("wb") as log:

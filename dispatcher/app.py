@@ -377,7 +377,11 @@ class App:
     store_maintenance = wired(StoreMaintenance)
     quota_list = wired(QuotaList, store=lambda app: app.store_maintenance)
     delivery = wired(Delivery)
-    group_queue = wired(GroupQueue, at_once=lambda app: app.settings.groups_at_once)
+    group_queue = wired(
+        GroupQueue,
+        at_once=lambda app: app.settings.groups_at_once,
+        size=lambda app: app.settings.group_size,
+    )
     ticks = wired(Ticks)
     sweep = wired(Sweep, store=lambda app: app.store_maintenance)
     reconciler = wired(Reconciler, store=lambda app: app.store_maintenance)

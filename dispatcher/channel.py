@@ -178,13 +178,6 @@ class ChannelSettings(BaseModel):
         """When nothing may be sent, by ``quiet_hours`` or ``send_window``."""
         return self.send_window.complement if self.send_window else self.quiet_hours
 
-    def share_of(self, scope: str, scopes: Mapping[str, str] | None, campaign: str | None) -> str:
-        """Return whose share a message with these uses, as its permit has it."""
-        if not self.fair_by:
-            return ""
-        values = {"recipient": scope, "campaign": campaign or ""} | {**(scopes or {})}
-        return self.share(values.get(self.fair_by, ""))
-
     def share(self, value: str) -> str:
         """Return the share of a value of ``fair_by``."""
         return f"{self.fair_by}:{value}"

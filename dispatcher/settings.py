@@ -388,6 +388,16 @@ class Settings(BaseSettings):
         """Return the Celery queue of a channel; for an unknown channel the queue of the sweep."""
         return f"{self.queue}.{channel}" if channel in self.channels else self.queue
 
+    def share_of(
+        self, channel: str, scope: str, scopes: Mapping[str, str] | None, campaign: str | None
+    ) -> str:
+        """Return whose share a message with these uses, as tickets and permits have it."""
+        settings = self.channels.get(channel)
+        if settings is None or not settings.fair_by:
+            return ""
+        values = {"recipient": scope, "campaign": campaign or ""} | {**(scopes or {})}
+        return settings.share(values.get(settings.fair_by, ""))
+
     @property
     def expiring_channels(self) -> tuple[str, ...]:
         return tuple(

@@ -294,7 +294,7 @@ def _instant(part: str, headers: Mapping[str, Any]) -> datetime | None:
 
 def _are_to_deliver(arguments: list[Any]) -> bool:
     match arguments:
-        case [list(ids), str(), bool()] if 0 < len(ids) <= MOST_IDS:
+        case [list(ids), str(), int()] if 0 < len(ids) <= MOST_IDS:
             return all(isinstance(id_, str) and _UUID.fullmatch(id_) for id_ in ids)
     return False
 

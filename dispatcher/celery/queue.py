@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from operator import itemgetter
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
@@ -59,7 +61,7 @@ class Ticket(NamedTuple):
 
     ``alone``: it shares its task with no other message. ``is_first``: ``due_at`` is the promised
     time, so its task begins early; after a retry or a snooze the task begins no earlier than that,
-    because no permit is free before.
+    because no permit is free before. Larger priorities go first, and shares in turns.
     """
 
     message_id: UUID
@@ -67,36 +69,80 @@ class Ticket(NamedTuple):
     due_at: datetime
     alone: bool = False
     is_first: bool = True
+    priority: int = 0
+    share: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskGroup:
+    """Messages that share a task. A worker that has many begins the one of the least ``rank``.
+
+    A Redis broker gives it those that are not ``is_bulk`` first: what is snoozed must come back in
+    its turn, and what is urgent at all, past the tasks of a large share.
+    """
+
     channel: str
     message_ids: tuple[UUID, ...]
     begins_at: datetime
     is_first: bool = True
+    rank: int = 0
+    is_bulk: bool = False
+
+
+ROUNDS = 512
+"""Of the shares that a rank tells apart, of what comes again and of what comes first."""
+_ROUNDS_AHEAD = 32
+_BULK = 1_000
+"""Messages in one task, which a worker splits: thousands of tasks would keep it from others."""
+_LAST = 9
+"""The priority whose list a Redis broker reads last. A quorum queue would read it first."""
 
 
 def group(tickets: Iterable[Ticket], *, coalesce: timedelta, size: int) -> Iterator[TaskGroup]:
-    """Group messages of one channel that are due within ``coalesce``, at most ``size`` a group."""
-    ordered = sorted(tickets, key=lambda one: (one.alone, one.channel, one.is_first, one.due_at))
-    groups: list[list[Ticket]] = []
-    for ticket in ordered:
-        first = groups[-1][0] if groups else ticket
+    """Group messages of one channel that are due within ``coalesce``, at most ``size`` a group.
+
+    Of messages due at one time those go first that are the first of their share here; the many
+    further ones are bulk.
+    """
+    rounds = Counter[tuple[object, ...]]()
+    ordered = list[tuple[tuple[object, ...], datetime, int, Ticket]]()
+    for ticket in tickets:
+        share = ticket.channel, ticket.priority, ticket.is_first, ticket.share
+        turn = min(rounds[share], ROUNDS - 1)
+        rounds[share] += bool(ticket.share)
+        is_bulk = ticket.is_first and (turn >= _ROUNDS_AHEAD or ticket.priority < 0)
+        kind: tuple[object, ...] = (
+            ticket.alone,
+            ticket.channel,
+            -ticket.priority,
+            ticket.is_first,
+            is_bulk,
+        )
+        ordered.append((kind, ticket.due_at, turn, ticket))
+    ordered.sort(key=itemgetter(0, 1, 2))
+    groups: list[list[tuple[tuple[object, ...], datetime, int, Ticket]]] = []
+    for entry in ordered:
+        kind, due_at, _, ticket = entry
         if (
             not groups
             or ticket.alone
-            or (ticket.channel, ticket.is_first) != (first.channel, first.is_first)
-            or ticket.due_at - first.due_at > coalesce
-            or len(groups[-1]) == size
+            or kind != groups[-1][0][0]
+            or due_at - groups[-1][0][1] > coalesce
+            or len(groups[-1]) == (_BULK if kind[-1] else size)
         ):
             groups.append([])
-        groups[-1].append(ticket)
+        groups[-1].append(entry)
     for members in groups:
-        first, last = members[0], members[-1]
-        begins_at = first.due_at - EARLY if first.is_first else last.due_at
-        ids = tuple(member.message_id for member in members)
-        yield TaskGroup(first.channel, ids, begins_at, first.is_first)
+        kind, due_at, turn, first = members[0]
+        begins_at = due_at - EARLY if first.is_first else members[-1][1]
+        ids = tuple(member.message_id for *_, member in members)
+        rank = turn + ROUNDS * (first.is_first - 2 * first.priority)
+        yield TaskGroup(first.channel, ids, begins_at, first.is_first, rank, bool(kind[-1]))
+
+
+def rank_of(said: int) -> int:
+    """Return the rank that a task says. A usual one is a bool, as older workers know it."""
+    return ROUNDS * said if isinstance(said, bool) else said
 
 
 class _Connections(ConnectionPool):
@@ -126,6 +172,7 @@ class Queue:
         self._journal = journal
         self._declared: set[str] = set()
         self._paused_until = 0.0
+        self._bulk = {"priority": _LAST} if "amqp" not in settings.broker_url.split(":")[0] else {}
         self._open()
 
     def _open(self) -> None:
@@ -173,7 +220,11 @@ class Queue:
                     content = amqp.create_task_message(
                         str(uuid4()),
                         DELIVER,
-                        (ids, task.channel, task.is_first),
+                        (
+                            ids,
+                            task.channel,
+                            task.is_first if task.rank == rank_of(task.is_first) else task.rank,
+                        ),
                         {},
                         eta=task.begins_at if task.begins_at > now else None,
                         ignore_result=True,
@@ -183,7 +234,13 @@ class Queue:
                     queue = amqp.queues[self._settings.queue_of(task.channel)]
                     # On quorum queues send_task would let the broker wait, in whole seconds.
                     amqp.send_task_message(
-                        producer, DELIVER, content, queue=queue, declare=[], retry=False
+                        producer,
+                        DELIVER,
+                        content,
+                        queue=queue,
+                        declare=[],
+                        retry=False,
+                        **(self._bulk if task.is_bulk else {}),
                     )
 
 

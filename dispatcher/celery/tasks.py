@@ -28,6 +28,7 @@ from celery.signals import (
 
 from dispatcher.app import App
 from dispatcher.celery.configuration import DUTIES, Duty, settings_of
+from dispatcher.celery.queue import rank_of
 from dispatcher.delivery import StopFlag
 from dispatcher.delivery.reconciler import ReconcileResult
 from dispatcher.errors import DispatcherError, Unavailable
@@ -86,8 +87,8 @@ def here() -> App:
 
 
 @shared_task(name="dispatcher.deliver", **OPTIONS)
-def deliver(message_ids: list[str], channel: str, is_first: bool) -> None:
-    here().group_queue.deliver([*map(UUID, message_ids)], channel, is_first=is_first)
+def deliver(message_ids: list[str], channel: str, rank: int) -> None:
+    here().group_queue.deliver([*map(UUID, message_ids)], channel, rank=rank_of(rank))
 
 
 @worker_init.connect

@@ -641,7 +641,13 @@ class Group:
     def _enqueue(self, snoozed: Waits) -> None:
         now = self._delivery.clock.now()
         tickets = [
-            Ticket(claim.message.id, claim.message.channel, now + wait, is_first=False)
+            Ticket(
+                claim.message.id,
+                claim.message.channel,
+                now + wait,
+                is_first=False,
+                priority=claim.message.priority,
+            )
             for claim, wait in snoozed
         ]
         try:
@@ -675,10 +681,8 @@ def give_back(permits: Permits, unused: Sequence[Permit]) -> None:
 def permit_of(claim: Claim, settings: Settings | None = None) -> Permit:
     """Return the permit of a claim; to ask for it, with its share by the settings."""
     message = claim.message
-    share = ""
-    if settings is not None:
-        channel = settings.channels[message.channel]
-        share = channel.share_of(message.scope, message.scopes, message.campaign)
+    of = message.channel, message.scope, message.scopes, message.campaign
+    share = "" if settings is None else settings.share_of(*of)
     return Permit(message.id, claim.token, message.scope, message.channel, message.priority, share)
 
 

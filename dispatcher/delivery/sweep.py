@@ -110,14 +110,19 @@ class Sweep:
         # A message of unknown outcome may kill any worker that sends it. So each has its own task.
         # These tasks come in a random order and a little apart: the one before is done by then, the
         # one after is not claimed yet.
-        tickets = [Ticket(*row[:3], is_first=row.is_first) for row in due if not row.is_suspect]
+        share_of = self.settings.share_of
+        tickets = [
+            Ticket(*row[:3], False, row.is_first, row.priority, share_of(row[1], *row[6:]))
+            for row in due
+            if not row.is_suspect
+        ]
         suspects = [row for row in due if row.is_suspect]
         random.shuffle(suspects)
         apart = min(_APART, _SPREAD / max(1, len(suspects)))
         now = self.clock.now()
         for number, row in enumerate(suspects):
             at = max(now, row.next_attempt_at) + number * apart
-            tickets.append(Ticket(row.message_id, row.channel, at, alone=True, is_first=False))
+            tickets.append(Ticket(row.message_id, row.channel, at, True, False, row.priority))
         return tickets
 
     def rescue(self) -> int:

@@ -7,7 +7,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -78,8 +78,8 @@ def _goes_on(group: Group) -> bool:
 @dataclass(slots=True)
 class _ChannelQueue:
     under_way: int = 0
-    waiting: list[tuple[bool, int, Sequence[UUID]]] = field(default_factory=list)
-    """A heap: groups that come again, then groups that come for the first time, each in order."""
+    waiting: list[tuple[int, int, Sequence[UUID]]] = field(default_factory=list)
+    """A heap: groups by rank, each in order."""
 
 
 class GroupQueue:
@@ -88,17 +88,19 @@ class GroupQueue:
     A channel whose provider is slow fills its own queue and leaves the worker's threads to others:
     the thread that brings one group too many leaves it here, and a thread that has begun a group
     takes the next. Groups that come again, perhaps at their turn under a limit, go before those
-    that come for the first time: new messages must not keep snoozed ones from coming back.
+    that come for the first time: new messages must not keep snoozed ones from coming back. Before
+    that larger priorities go first, and behind it shares in turns: their rank says so.
     """
 
-    def __init__(self, delivery: Delivery, *, at_once: int) -> None:
+    def __init__(self, delivery: Delivery, *, at_once: int, size: int = 1_000) -> None:
         self._delivery = delivery
+        self._size = size
         self._at_once = at_once
         self._lock = threading.Lock()
         self._numbers = count()
         self._channels: dict[str, _ChannelQueue] = defaultdict(_ChannelQueue)
 
-    def deliver(self, message_ids: Sequence[UUID], channel: str, *, is_first: bool = True) -> None:
+    def deliver(self, message_ids: Sequence[UUID], channel: str, *, rank: int = 0) -> None:
         """Deliver a group now, or leave it to a thread that is at work on this channel.
 
         It returns when the group has begun, and raises the first error of the groups that this
@@ -106,15 +108,19 @@ class GroupQueue:
         """
         queue = self._channels[channel]
         with self._lock:
+            for start in range(0, len(message_ids), self._size):
+                part = message_ids[start : start + self._size]
+                heappush(queue.waiting, (rank, next(self._numbers), part))
+            while len(queue.waiting) > _MOST_WAITING:
+                last = max(queue.waiting)
+                queue.waiting.remove(last)
+                heapify(queue.waiting)
+                log.info("channel %s: this worker's queue is full; enqueue_due enqueues %d "
+                         "messages again", channel, len(last[-1]))  # fmt: skip
             if queue.under_way >= self._at_once:
-                if len(queue.waiting) < _MOST_WAITING:
-                    heappush(queue.waiting, (is_first, next(self._numbers), message_ids))
-                else:
-                    log.info("channel %s: this worker's queue is full; enqueue_due enqueues %d "
-                             "messages again", channel, len(message_ids))  # fmt: skip
                 return
             queue.under_way += 1
-        group: Sequence[UUID] | None = message_ids
+            group: Sequence[UUID] | None = heappop(queue.waiting)[-1]
         failure: BaseException | None = None
         while group is not None:
             goes_on = True

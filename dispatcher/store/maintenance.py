@@ -45,6 +45,10 @@ class Due(NamedTuple):
     next_attempt_at: datetime
     is_suspect: bool
     is_first: bool
+    priority: int = 0
+    scope: str = ""
+    scopes: Mapping[str, str] | None = None
+    campaign: str | None = None
 
 
 class RescuedMessage(NamedTuple):
@@ -182,6 +186,10 @@ class StoreMaintenance:
             messages.c.next_attempt_at,
             self._is_suspect,
             messages.c.next_attempt_at == messages.c.send_at,
+            messages.c.priority,
+            messages.c.scope,
+            messages.c.scopes,
+            messages.c.campaign,
         )
         due = sa.select(*columns).where(*is_due, self._not_kept_back)
         rows = self._database.change(due.with_for_update(skip_locked=True), put_off)

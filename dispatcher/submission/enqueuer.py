@@ -52,7 +52,18 @@ class Enqueuer:
             return
         try:
             self.queue.enqueue(
-                [Ticket(message.id, message.channel, message.next_attempt_at) for message in near]
+                [
+                    Ticket(
+                        message.id,
+                        message.channel,
+                        message.next_attempt_at,
+                        priority=message.priority,
+                        share=self.settings.share_of(
+                            message.channel, message.scope, message.scopes, message.campaign
+                        ),
+                    )
+                    for message in near
+                ]
             )
         except QueueUnavailable as error:
             log.warning("could not enqueue %d messages; enqueue_due does: %s", len(near), error)

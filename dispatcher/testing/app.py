@@ -64,6 +64,7 @@ class _Place(NamedTuple):
     """When a message is delivered, and with which others: those of one task are alike but last."""
 
     begins_at: datetime
+    behind: int
     is_first: bool
     channel: str
     alone: bool
@@ -85,8 +86,10 @@ class InProcessQueue(Queue):
 
     def enqueue(self, tickets: Sequence[Ticket]) -> None:
         now = self._clock.now()
-        for message_id, channel, due_at, alone, is_first in tickets:
-            place = _Place(max(due_at, now), is_first, channel, alone, next(self._numbers))
+        for message_id, channel, due_at, alone, is_first, priority, _ in tickets:
+            place = _Place(
+                max(due_at, now), -priority, is_first, channel, alone, next(self._numbers)
+            )
             heapq.heappush(self._waiting, (place, message_id))
             self._journal.tell_of(Transition.ENQUEUED, message_id, channel, due_at=due_at)
 

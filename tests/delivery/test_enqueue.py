@@ -160,3 +160,24 @@ def test_two_sweeps_side_by_side_enqueue_each_message_once(build: Build) -> None
     published = all_ids(house)
     assert len(published) == len(set(published)) == 2_501
     assert max(len(ids_in(task)) for task in tasks(house)) == house.settings.group_size
+
+
+def test_the_bulk_of_a_large_share_waits_in_a_list_that_is_read_last(build: Build) -> None:
+    house = build(
+        clock=hour_ago(),
+        quotas="1000/second",
+        scopes={"tenant": {"quotas": ["1000/day"]}},
+        channels={"memory": {"transport": "memory", "fair_by": "tenant"}},
+    )
+    large = [house.submit(f"to {n}", scopes={"tenant": "large"}) for n in range(60)]
+    small = house.submit("ben", scopes={"tenant": "small"})
+    urgent = house.submit("cyd", scopes={"tenant": "large"}, priority=50)
+    house.broker.delete("dispatcher.memory")  # the tasks of the submits
+    assert house.parts.sweep.enqueue_due() == 62
+    first = all_ids(house)
+    assert {str(small.id), str(urgent.id)} < {*first}
+    assert house.broker.llen("dispatcher.memory\x06\x169") == 1
+    [bulk] = cast("list[bytes]", house.broker.lrange("dispatcher.memory\x06\x169", 0, -1))
+    assert sorted(first + ids_in(json.loads(bulk))) == sorted(
+        str(message.id) for message in [*large, small, urgent]
+    )

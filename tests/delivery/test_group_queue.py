@@ -123,11 +123,26 @@ def test_repeated_groups_go_before_new_ones(deliveries: Deliveries) -> None:
     threads = fill(queue, deliveries, 1)
     first, again = [new_id() for _ in range(2)], [new_id() for _ in range(2)]
     for id_ in first:
-        queue.deliver([id_], "slow")
+        queue.deliver([id_], "slow", rank=512)
     for id_ in again:
-        queue.deliver([id_], "slow", is_first=False)
+        queue.deliver([id_], "slow", rank=0)
     end(threads, deliveries)
     assert deliveries.done[1:] == [*again, *first]
+
+
+def test_a_full_queue_leaves_the_least_urgent_to_the_sweep(
+    deliveries: Deliveries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large task is split, so that what is urgent goes between its parts."""
+    monkeypatch.setattr("dispatcher.delivery.task._MOST_WAITING", 3)
+    queue = GroupQueue(cast("Delivery", deliveries), at_once=1, size=2)
+    threads = fill(queue, deliveries, 1)
+    bulk = [new_id() for _ in range(7)]
+    urgent = new_id()
+    queue.deliver(bulk, "slow", rank=600)
+    queue.deliver([urgent], "slow", rank=-50_000)
+    end(threads, deliveries)
+    assert deliveries.done[1:] == [urgent, *bulk[:4]]
 
 
 def test_what_a_stopping_worker_has_not_claimed_is_due_for_the_sweep_at_once(build: Build) -> None:

@@ -181,7 +181,7 @@ class World:
             self._try(
                 process,
                 "deliver",
-                lambda: own.deliver(task.message_ids, task.channel, is_first=task.is_first),
+                lambda: own.deliver(task.message_ids, task.channel, rank=task.rank),
             )
 
         # One whose clock is behind waits too long.
