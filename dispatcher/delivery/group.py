@@ -56,6 +56,7 @@ _RECORD_FOR_SECONDS = 120.0
 _LASTING_AFTER_SECONDS = 0.05
 """How long all sends of a group have begun before its task stops waiting for them."""
 _RENEW_AGAIN_SECONDS = 1.0
+_ASKING_AGAIN_SECONDS = 0.03
 _LONGEST_ASKING_SECONDS = 0.25
 """Longest wait for permits that a worker spends holding messages."""
 _LIMITERS_PAUSE = timedelta(seconds=1)
@@ -484,7 +485,7 @@ class Group:
             return
         fault("deliver.after_permits")
         permitted = defaultdict(list)
-        refused, self._waiting = [], []
+        refused, self._waiting, turns = [], [], []
         pairs = [*zip(claims, answers, strict=True)]
         for claim, answer in pairs:
             comes_at = now + answer.retry_after.total_seconds()
@@ -493,9 +494,11 @@ class Group:
                 permitted[claim.message.channel].append((self._received_at + claim.due_in, claim))
             elif comes_at <= self._ask_until:
                 self._waiting.append(claim)
-                self._ask_at = max(self._ask_at, comes_at)
+                turns.append(comes_at)
             else:
                 refused.append((claim, answer.retry_after))
+        if turns:  # who comes too late after its turn loses it to others
+            self._ask_at = min(max(turns), min(turns) + _ASKING_AGAIN_SECONDS)
         for channel, due in permitted.items():
             delivery.pools[channel].add(self, due)
         if refused:
