@@ -36,6 +36,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     "rolling": {"quotas": "1/10 minute, 3/hour, 5/6 hour"},
     "as long as it gets in a walk": {"quotas": "40/12 hour"},
     "calendar": {"quotas": "3/hour in local, 30/day in local, 1/minute"},
+    "kept": {"quotas": "1/10 minute, 4/hour, 2 kept for priority >= 5, 9/6 hour"},
+    "kept and growing": {
+        "quotas": "2/day growing 1.5 daily to 9/day from 2100-03-27 in local, "
+        "1 kept for priority >= 5"
+    },
     "a channel": {"quotas": "1/minute, 30/day", "channels": {"sms": SMS}},
 }
 
@@ -84,21 +89,31 @@ def refused(house: House, terms: Terms, instant: datetime) -> bool:
         ("rolling", FAR),
         ("as long as it gets in a walk", FAR),
         ("calendar", SPRING),
+        ("kept", FAR),
+        ("kept and growing", SPRING),
         ("a channel", SPRING),
     ],
 )
+@pytest.mark.parametrize("priority", [0, 5])
 def test_an_instant_is_blocked_exactly_when_reserve_refuses_it(
-    build: Build, shape: str, start: datetime
+    build: Build, shape: str, start: datetime, priority: int
 ) -> None:
     house = build(**SHAPES[shape])
     channel = "sms" if shape == "a channel" else None
-    terms = terms_for(house.settings, scope="ada", channel=channel, zone=BERLIN)
-    filled(house, terms, start, count=90, seed=1)
+    few = 8 if shape == "kept and growing" else 0
+    terms = terms_for(house.settings, scope="ada", channel=channel, zone=BERLIN, priority=priority)
+    filled(house, terms._replace(priority=0), start, count=few or 90, seed=1)
+    filled(house, terms._replace(priority=100), start, count=few and 2, seed=5)
     if channel:  # others take places of the channel
         others = terms_for(house.settings, scope="ben", channel=channel, zone=BERLIN)
         filled(house, others, start, count=90, seed=2)
-    timeline = house.dispatcher.timeline("ada", channel=channel, zone=BERLIN, start=start)
+    timeline = house.dispatcher.timeline(
+        "ada", channel=channel, zone=BERLIN, start=start, priority=priority
+    )
     assert timeline.complete
+    assert timeline.priority == priority
+    kept = [quota for window in timeline.windows for quota in window.quotas if quota.quota.kept]
+    assert any(quota.full != quota.blocked for quota in kept) == (bool(kept) and priority < 5)
     instants = sampled(timeline, count=50, seed=3)
     answers = {instant: refused(house, terms, instant) for instant in instants}
     assert {True, False} <= set(answers.values())
