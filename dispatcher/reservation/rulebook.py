@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from threading import Lock
 
 from dispatcher.errors import InvalidValue, StoreUnavailable
 from dispatcher.quota import AnyQuota, parse_quota
@@ -37,7 +37,7 @@ class RuleBook:
         clock: Clock,
     ) -> None:
         self._quotas, self._changed, self._clock = quotas, changed, clock
-        self._lock = Lock()
+        self._lock = threading.Lock()
         self._seen: dict[Named, Change] = {}
         self._read_at: float | None = None
         self._tried_at = float("-inf")

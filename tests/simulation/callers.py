@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
@@ -17,7 +18,7 @@ from dispatcher.submission.reserver import LOOKING_SECONDS
 from tests.simulation.facts import Asked
 from tests.simulation.faults import CallersSession
 from tests.simulation.scheduler import Process
-from tests.simulation.setting import SCOPES, TENANTS
+from tests.simulation.setting import OWN_QUOTAS, SCOPES, TENANTS
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 _CHANNELS = ("sms", "sms", "mail", "mail", "push", "page")
 _SUBMITS = (10, 1.4, 1)
 """How often callers submit one, many, or in a transaction of their own."""
-_USUAL, _RESTLESS = (5, 4, 1), (4, 8, 1)
-"""How often callers cancel, move and opt out; restless ones move the same messages about."""
+_USUAL, _RESTLESS = (5, 4, 1, 0.5), (4, 8, 1, 0.5)
+"""How often callers cancel, move, opt out and change quotas; restless ones move much."""
 _OF_ALL_CHANNELS = 0.2
 _COMMITS = 0.8
 _OPEN = (Status.SENDING, Status.HELD)
@@ -45,7 +46,7 @@ class Caller:
             ways = [self._submit, self._submit_many, self._submit_joined]
             rng.choices(ways, _SUBMITS)[0]()
         else:
-            ways = [self._cancel, self._reschedule, self._opt_out]
+            ways = [self._cancel, self._reschedule, self._opt_out, self._change_quotas]
             rng.choices(ways, _RESTLESS if self._world.is_restless else _USUAL)[0]()
 
     def _tell(self, what: str, detail: str = "") -> None:
@@ -175,7 +176,14 @@ class Caller:
         ids: list[UUID] = []
         number = self._world.server.number
         every = [
-            Asked(draft.idempotency_key, cast("Any", draft.body)["text"], ids, server=number)
+            Asked(
+                draft.idempotency_key,
+                cast("Any", draft.body)["text"],
+                ids,
+                server=number,
+                began_us=self._world.db_us(),
+                process=self._process.name,
+            )
             for draft in drafts
         ]
         self._world.facts.asked += every
@@ -315,6 +323,15 @@ class Caller:
         before = opt_outs.asked(who)
         if self._told(lambda: self._cases.suppression_list.suppress(*who)):
             opt_outs.confirmed(who, before)
+
+    # Quotas of single scopes
+
+    def _change_quotas(self) -> None:
+        tenant, quotas = self._rng.choice(TENANTS), self._rng.choice(OWN_QUOTAS)
+        self._tell("asks: quotas", f"{tenant} {quotas}")
+        with self._world.facts.own_quotas.changing(tenant, quotas, self._world.db_us) as change:
+            put = partial(self._cases.quota_list.put, "tenant", tenant, quotas)
+            change.is_sure = any(self._told(put) for _ in range(5))
 
     def _told(self, act: Callable[[], object]) -> bool:
         try:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
+from dispatcher.errors import StoreUnavailable
 from dispatcher.message import Message, Status
 from dispatcher.store.claims import Claim, Claims, Delays, Failure, Success
 from dispatcher.store.database import Database
@@ -18,8 +19,11 @@ from tests.simulation.servers import Row, Try
 from tests.simulation.setting import RETENTION
 
 if TYPE_CHECKING:
+    from tests.simulation.scheduler import Process
     from tests.simulation.world import World
 
+KNOWN_WITHIN_US = 6_000_000
+"""How long after a change a process may judge by what was before: the bound, and a slow read."""
 _OptOut = tuple[str, str | None]
 """Who gets nothing, and on which channel: None stands for all."""
 
@@ -29,7 +33,8 @@ class Asked:
     """One submit, and what its caller was told: nothing, as long as ``told`` is empty.
 
     ``ids`` are those under which it tried to book, those of a batch share them; ``leaks`` tells
-    that giving one back failed. ``at_us`` is when an ``answer`` came, by the database's clock.
+    that giving one back failed. It ``began_us``, and ``at_us`` is when an ``answer`` came, both by
+    the database's clock.
     """
 
     key: str | None
@@ -41,6 +46,8 @@ class Asked:
     at_us: int = 0
     leaks: bool = False
     server: int = 0
+    began_us: int = 0
+    process: str = ""
 
 
 @dataclass(slots=True)
@@ -80,6 +87,52 @@ class OptOuts:
         return not {(row.recipient, row.channel), (row.recipient, None)}.isdisjoint(among)
 
 
+@dataclass(slots=True)
+class QuotaChange:
+    """A change of a tenant's quotas. Unless it is sure, nobody knows whether it was made."""
+
+    tenant: str
+    quotas: Sequence[str] | None
+    began_us: int
+    ended_us: int = 2**63
+    is_sure: bool = False
+
+
+@dataclass(slots=True)
+class OwnQuotas:
+    """``unread``: which process could not read what has changed, and when."""
+
+    changes: list[QuotaChange] = field(default_factory=list)
+    unread: list[tuple[str, int]] = field(default_factory=list)
+
+    @contextmanager
+    def changing(
+        self, tenant: str, quotas: Sequence[str] | None, now_us: Callable[[], int]
+    ) -> Iterator[QuotaChange]:
+        change = QuotaChange(tenant, quotas, now_us())
+        self.changes.append(change)
+        try:
+            yield change
+        finally:
+            change.ended_us = now_us()
+
+    def known(self, tenant: str, submit: Asked) -> Sequence[str] | str | None:
+        """Return the quotas by which alone a tenant was judged in a submit; "" if nobody knows."""
+        since_us, until_us = submit.began_us - KNOWN_WITHIN_US, submit.at_us
+        begun = [change for change in self.changes
+                 if change.tenant == tenant and change.began_us <= until_us]  # fmt: skip
+        last = max(begun, key=lambda change: change.began_us, default=None)
+        if last is None:
+            return None
+        overlaps = any(change is not last and change.ended_us >= last.began_us for change in begun)
+        is_known = last.is_sure and last.ended_us < since_us and not overlaps
+        unread = any(
+            process == submit.process and since_us <= at_us <= until_us
+            for process, at_us in self.unread
+        )
+        return last.quotas if is_known and not unread else ""
+
+
 class Pruned(NamedTuple):
     row: Row
     tries: list[Try]
@@ -94,6 +147,7 @@ class Facts:
     cancelled: dict[UUID, int] = field(default_factory=dict)
     perhaps_cancelled: set[UUID] = field(default_factory=set)
     opt_outs: OptOuts = field(default_factory=OptOuts)
+    own_quotas: OwnQuotas = field(default_factory=OwnQuotas)
     committed_late: set[UUID] = field(default_factory=set)
     """Messages that keep their time although another may have booked it: of a transaction, of a
     batch of all or none, or with a key and without an answer of Redis."""
@@ -146,6 +200,23 @@ class WatchedClaims(Claims):
             row = self._world.store.row(id_)
             if row is None or row.status is not Status.SENDING:
                 self._world.facts.wrong.append(f"the claim of {id_} was ended by an older one")
+
+
+class WatchedSettings:
+    """Settings of scopes as one process reaches them; when they cannot be read is noted."""
+
+    def __init__(self, reached: Any, process: Process, world: World) -> None:
+        self._process, self._world = process, world
+        self.put = reached.put
+        self._changed = reached.changed
+
+    def changed(self, *within: timedelta | None) -> Any:
+        try:
+            return self._changed(*within)
+        except StoreUnavailable:
+            noted = self._process.name, self._world.db_us()
+            self._world.facts.own_quotas.unread.append(noted)
+            raise
 
 
 class WatchedMaintenance(StoreMaintenance):

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
 from dispatcher.message import Status
+from dispatcher.quota import Quota
 from dispatcher.times.send_time import to_ms
 from tests.simulation.facts import Pruned
 from tests.simulation.servers import Row
+from tests.simulation.setting import LOOSEST
 from tests.simulation.world import World
 from tests.support import lines
 from tests.support.judge import judge as judged
+from tests.support.model import excesses
 
 _OVERDUE = "overdue: "
 
@@ -26,6 +29,7 @@ def judge(world: World) -> list[str]:
         *world.facts.wrong,
         *(violation.text for violation in judged(_history(world))),
         *_expired(world),
+        *_own_quotas(world),
         *_leftovers(world),
         *_permits(world),
     ]
@@ -44,7 +48,9 @@ def _stored(world: World) -> Iterator[Pruned]:
 
 def _history(world: World) -> lines.Lines:
     facts = world.facts
-    yield lines.terms_of(world.settings, expiry_slack_us=0)
+    terms = lines.terms_of(world.settings, expiry_slack_us=0)
+    terms["quotas"]["tenant"] = [[quota.count, quota.length_ms] for quota in LOOSEST]
+    yield terms
     for number, asked in enumerate(facts.asked):
         call = {"at": 0, "n": number, "op": "submit", "who": "", "tag": asked.tag, "key": asked.key}
         yield call | {"kind": "call", "digest": ""}
@@ -92,6 +98,30 @@ def _expired(world: World) -> Iterator[str]:
             expires = row.channel in world.settings.expiring_channels
             if not (was_due and expires and row.attempt_count == 0):
                 yield f"{row.id} expired though it was not overdue"
+
+
+def _own_quotas(world: World) -> Iterator[str]:
+    """Who was booked while one set of a tenant's quotas was known to every process fits that set.
+
+    But for what was moved, or kept late; a place that was given back need not have counted.
+    """
+    facts = world.facts
+    asked = {asked.tag: asked for asked in facts.asked if asked.told == "ok"}
+    times: defaultdict[tuple[str, Sequence[str]], list[int]] = defaultdict(list)
+    for row, *_ in _stored(world):
+        submit = asked.get(json.loads(row.body)["text"])
+        tenant = (row.scopes or {}).get("tenant")
+        is_late = row.id in facts.committed_late | facts.perhaps_over_quota
+        if submit is None or tenant is None or row.tail or is_late:
+            continue
+        if row.status in (Status.CANCELLED, Status.EXPIRED):
+            continue
+        quotas = facts.own_quotas.known(tenant, submit)
+        if quotas:
+            times[tenant, quotas].append(to_ms(row.send_at))
+    for (tenant, quotas), booked in times.items():
+        rules = [(quota.count, quota.length_ms) for quota in map(Quota.parse, quotas)]
+        yield from (f"{text} of {tenant}, which has {quotas}" for text in excesses(booked, rules))
 
 
 def _leftovers(world: World) -> Iterator[str]:

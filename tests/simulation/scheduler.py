@@ -206,11 +206,14 @@ class SimLock:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def acquire(self) -> None:
+    def acquire(self, *, blocking: bool = True) -> bool:
         while self._held:
+            if not blocking:
+                return False
             self._waiting.append(self._scheduler.running())
             self._scheduler.block()
         self._held = True
+        return True
 
     def release(self) -> None:
         self._held = False

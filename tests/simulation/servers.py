@@ -182,7 +182,9 @@ class Server:
 
     @cached_property
     def client(self) -> Redis:
-        client = RedisTime(servers().socket, self._now).client()
+        path = servers().socket
+        # Replies have the form of RESP2, as those of the dispatcher's clients.
+        client = RedisTime(path, self._now).told_by(Redis(unix_socket_path=str(path), protocol=2))
         vars(client)["info"] = self._info
         return client
 

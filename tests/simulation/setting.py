@@ -13,6 +13,13 @@ from dispatcher.settings import Settings
 QUOTAS = (Quota(2, 3_000), Quota(5, 15_000))
 CHANNEL_QUOTAS = (Quota(4, 5_000),)
 TENANT_QUOTAS = (Quota(3, 4_000), Quota(6, 14_000))
+OWN_QUOTAS = (
+    None, ("5/4 second", "6/14 second"), ("1/4 second", "9/14 second"),
+    ("1/5 second", "5/30 second"),
+)  # fmt: skip
+"""What a tenant may have of its own, the longest one longer than any of its kind."""
+LOOSEST = (Quota(5, 4_000), Quota(9, 14_000))
+"""What all of these are within, whichever of them judged a booking."""
 CHANNEL_LIMITS = (Limit(2, 2_500), Limit(3, 8_000))
 SCOPES = ("ada", "bob", "cyd")
 TENANTS = ("red", "blue")

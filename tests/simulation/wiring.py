@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -19,7 +20,7 @@ from dispatcher.store.claims import Claims
 from dispatcher.store.database import Database
 from dispatcher.store.maintenance import StoreMaintenance
 from dispatcher.telemetry.journal import Journal
-from tests.simulation.facts import WatchedClaims, WatchedMaintenance
+from tests.simulation.facts import WatchedClaims, WatchedMaintenance, WatchedSettings
 from tests.simulation.faults import (
     CallersSession,
     JoinedLine,
@@ -33,7 +34,9 @@ from tests.simulation.scheduler import Process, Scheduler
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-_IN_STORE = ("messages", "claims", "store_maintenance", "suppressions", "listing", "void_ids")
+DAY = timedelta(days=1)
+_IN_STORE = ("messages", "claims", "store_maintenance", "suppressions", "listing", "void_ids",
+             "scope_settings")  # fmt: skip
 
 
 class _Parts(App):
@@ -91,9 +94,12 @@ class Wiring:
             checks=lambda *_: None,
             refusals=None,
         )
+        made["scope_settings"] = WatchedSettings(made["scope_settings"], process, world)
         made["messages"] = MessagesLine(made["messages"])
         made["upkeep"] = reached(app.upkeep, "windows")
         made["permits"] = reached(app.permits, "permits")
+        # No quota is longer than messages are kept, as far as a story goes.
+        app.quota_list.settings = world.settings.model_copy(update={"retention": DAY})
         app.windows.shards = Line(reached(app.windows.shards, "windows"))  # type: ignore[assignment]
         app.delivery.jitter = world.rng.random
         return app

@@ -19,7 +19,7 @@ from dispatcher.celery.queue import TaskGroup
 from dispatcher.delivery import group, sender_pool, sweep, task
 from dispatcher.errors import DispatcherError
 from dispatcher.message import Draft, Message, Outcome, Status
-from dispatcher.reservation import booking, shards
+from dispatcher.reservation import booking, rulebook, shards
 from dispatcher.reservation.fence import Fence
 from dispatcher.store import database
 from dispatcher.submission import pipeline
@@ -285,7 +285,7 @@ def patched(world: World) -> Iterator[None]:
     level = log.level
     seams: list[tuple[object, str, object]] = [
         *((module, "threading", threading)
-          for module in (group, sender_pool, task)),
+          for module in (group, sender_pool, task, rulebook)),
         *((module, "random", world.rng) for module in (sender_pool, sweep, database)),
         *((module, "new_tail", world.new_tail) for module in (booking, shards)),
         (pipeline, "new_ids", world.new_ids),
