@@ -10,8 +10,8 @@ from typing import cast
 
 from dispatcher.channel import split
 from dispatcher.errors import InvalidDraft, InvalidValue, quoted
-from dispatcher.message import MAX_RECIPIENT, check_text, scope_name
-from dispatcher.quota import AnyQuota, Quota, parse_quota
+from dispatcher.message import MAX_PRIORITY, MAX_RECIPIENT, check_text, scope_name
+from dispatcher.quota import AnyQuota, Quota, parse_quota, places
 from dispatcher.reservation.contents import Contents
 from dispatcher.reservation.encoding import longest_ms
 from dispatcher.reservation.rulebook import RuleBook
@@ -139,7 +139,9 @@ class QuotaList:
                 since_ms = at_ms - quota.length_ms + 1
             else:
                 since_ms, _ = quota.bounds(at_ms, 1, zone)
-            return len(kept) - bisect_left(kept, since_ms) >= quota.count
+            return len(kept) - bisect_left(kept, since_ms) >= places(
+                quota, MAX_PRIORITY, at_ms, zone
+            )
 
         for at_ms in times[first:]:
             if any(is_full(quota, at_ms) for quota in quotas):

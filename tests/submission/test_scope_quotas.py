@@ -155,6 +155,9 @@ def test_a_smaller_set_is_allowed_and_tells_what_is_over(build: Build) -> None:
     assert house.dispatcher.set_quotas(*ACME, "4/day in UTC, 3/hour").over == 1
     assert house.dispatcher.set_quotas(*ACME, "1/day in UTC").over == 4
     assert house.dispatcher.set_quotas(*ACME, "5/day in UTC").over == 0
+    ramp = "1/day growing 2 daily to 9/day from 2099-12-31"
+    assert house.dispatcher.set_quotas(*ACME, ramp).over == 3, "two on its second day"
+    assert house.dispatcher.set_quotas(*ACME, "4/hour, 3 kept for priority >= 9").over == 0
     assert house.dispatcher.count() == 5, "they stay"
 
 
