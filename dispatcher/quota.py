@@ -39,15 +39,12 @@ _CALENDAR_ACCEPTED = (
     f"ZONE a name of the tz database or {_LOCAL!r}"
 )
 _LEAST_FACTOR, _MOST_FACTOR = Decimal("1.01"), Decimal(10)
-_KEEPING = re.compile(
-    r"(.*?)\s*,\s*([0-9]{1,9})\s+kept\s+for\s+priority\s*>=\s*(-?[0-9]{1,9})\s*", re.ASCII
+_QUOTA = re.compile(
+    r"(.*?)(?:\s+growing\s+([0-9]{1,3}(?:\.[0-9]{1,9})?)\s+daily\s+to\s+([0-9]{1,9})\s*/\s*day"
+    r"\s+from\s+([0-9]{4}-[0-9]{2}-[0-9]{2})(?:\s+in\s+(.*?))?)?"
+    r"(?:\s*,\s*([0-9]{1,9})\s+kept\s+for\s+priority\s*>=\s*(-?[0-9]{1,9}))?\s*",
+    re.ASCII | re.DOTALL,
 )
-_GROWING = re.compile(
-    r"(.*?)\s+growing\s+([0-9]{1,3}(?:\.[0-9]{1,9})?)\s+daily\s+to\s+([0-9]{1,9})\s*/\s*day"
-    r"\s+from\s+([0-9]{4}-[0-9]{2}-[0-9]{2})(?:\s+in\s+(.*?))?\s*",
-    re.ASCII,
-)
-_OF_QUOTAS = re.compile(r"\s(?:kept|growing)\s")
 _FURTHER_ACCEPTED = (
     "any with K kept for priority >= P after a comma, K from 1 to N-1, P from -99 to 100; "
     f"N/day growing F daily to M/day from YYYY-MM-DD, F from {_LEAST_FACTOR} to {_MOST_FACTOR} "
@@ -175,22 +172,15 @@ class Ramp:
 
 def _check(count: int, kept: Kept | None, ramp: Ramp | None = None, unit: str = "day") -> None:
     problem = ""
-    if kept is not None and not _is_within(kept.count, count - 1):
-        problem = f"{quoted(kept.count)} kept of {count}"
-    elif kept is not None and not _is_within(kept.priority, 100, least=-99):
-        problem = f"kept for a priority of {quoted(kept.priority)}"
-    elif ramp is not None and unit != "day":
-        problem = f"{unit}s that grow: only the count of days can"
-    elif ramp is not None and not (
-        isinstance(ramp.factor, Decimal)
+    if kept and not (_is_within(kept.count, count - 1) and _is_within(kept.priority, 100, -99)):
+        problem = f"{kept} of {count}"
+    elif ramp and not (
+        unit == "day"
         and _LEAST_FACTOR <= ramp.factor <= _MOST_FACTOR
         and ramp.factor * 1_000 % 1 == 0
+        and _is_within(ramp.most, _MOST, count + 1)
     ):
-        problem = f"growing {quoted(str(ramp.factor))} daily"
-    elif ramp is not None and not _is_within(ramp.most, _MOST, least=count + 1):
-        problem = f"growing from {count} to {quoted(ramp.most)}"
-    elif ramp is not None and type(ramp.since) is not date:
-        problem = f"growing from {quoted(ramp.since)} on"
+        problem = f"{count}/{unit} {ramp}"
     if problem:
         raise InvalidValue("quota", problem, _FURTHER_ACCEPTED)
 
@@ -344,20 +334,20 @@ def parse_quota(text: str) -> AnyQuota:
     Without ``in ZONE`` the quota counts within any span of that length, unless it grows. Raises
     InvalidValue.
     """
-    is_short = isinstance(text, str) and len(text) <= LONGEST_TEXT
-    keeping = _KEEPING.fullmatch(text) if is_short else None
-    growing = _GROWING.fullmatch(keeping[1] if keeping else text) if is_short else None
+    match = _QUOTA.fullmatch(text) if isinstance(text, str) and len(text) <= LONGEST_TEXT else None
+    if match is None:
+        return _parsed(text, Quota, CalendarQuota)
+    counted, factor, most, day, zone, places_kept, least = match.groups()
     quota: AnyQuota
-    if growing is not None:
-        try:
-            since = date.fromisoformat(growing[4])
-        except ValueError:
-            raise CalendarQuota.refusal(f"{quoted(growing[4])} is no day") from None
-        ramp = Ramp(Decimal(growing[2]), int(growing[3]), since)
-        quota = replace(CalendarQuota.read(text, growing[1], growing[5] or "UTC"), ramp=ramp)
+    if day is None:
+        quota = _parsed(counted, Quota, CalendarQuota)
     else:
-        quota = _parsed(keeping[1] if keeping else text, Quota, CalendarQuota)
-    return quota if keeping is None else replace(quota, kept=Kept(int(keeping[2]), int(keeping[3])))
+        try:
+            ramp = Ramp(Decimal(factor), int(most), date.fromisoformat(day))
+        except ValueError:
+            raise CalendarQuota.refusal(f"{quoted(day)} is no day") from None
+        quota = replace(CalendarQuota.read(text, counted, zone or "UTC"), ramp=ramp)
+    return quota if least is None else replace(quota, kept=Kept(int(places_kept), int(least)))
 
 
 def parse_limit(text: str) -> Limit | CalendarLimit:
@@ -371,9 +361,6 @@ C = TypeVar("C", bound=_CountPerPeriod)
 
 def _parsed(text: str, by_length: type[L], by_period: type[C]) -> L | C:
     zoned = split_zone(text) if isinstance(text, str) else None
-    if by_length is not Quota and isinstance(text, str) and _OF_QUOTAS.search(text):
-        problem = f"{quoted(text)} keeps places or grows, and only a quota can"
-        raise InvalidValue(by_period.FIELD, problem, f"N/unit, or {by_period.ACCEPTED}")
     if zoned is not None:
         return by_period.read(text, *zoned)
     try:
