@@ -21,8 +21,6 @@ from dispatcher.message import (
 )
 from dispatcher.times import send_time
 
-_NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
-
 
 class Wanted(TypedDict, total=False):
     """Filters of messages. A message matches if it matches all of them.
@@ -152,7 +150,8 @@ def check_priority(value: object, field: str = "priority") -> int:
 
 def read_number(value: object) -> Any:
     """Return the whole number that a text writes; anything else as it is, for a check to refuse."""
-    return int(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
+    is_number = isinstance(value, str) and re.fullmatch("[+-]?[0-9]{1,9}", value)
+    return int(str(value)) if is_number else value
 
 
 def ids_of(values: Iterable[UUID | str]) -> list[UUID]:

@@ -497,7 +497,7 @@ def compose(
         trace=trace,
         enqueued_at=enqueued_at,
         campaign=valid.campaign,
-        priority=valid.priority,
+        priority=valid.terms.priority,
     )
 
 

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import partial
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -200,10 +199,6 @@ class TimelineReader:
                 if error.field != "recipient":
                     raise
                 refused = error
-        terms_of = partial(
-            self._terms, channel=channel, scopes=scopes, zone=zone, kind=kind, priority=priority
-        )
-        terms = terms_of(scope)
         now = self.clock.now()
         if start is None:
             begins = send_time.after(timedelta(0), now=now)
@@ -217,15 +212,16 @@ class TimelineReader:
         if not isinstance(length, timedelta) or not timedelta(0) < length <= _LONGEST:
             raise InvalidSendTime("length", quoted(length), accepted)
         ends = send_time.after(length, now=begins, field="length")
-        timeline = self.timelines.read(terms, begins, ends, now=now)
-        own = {str(of_home) for of_home in terms.scopes if of_home.home == scope}
-        if any(window.exists for window in timeline.windows if window.scope in own):
-            return timeline
-        if refused is not None:
-            raise refused
-        if spelt != scope:
-            terms = terms_of(spelt)
+        for name in dict.fromkeys((scope, spelt)):
+            terms = self._terms(
+                name, channel=channel, scopes=scopes, zone=zone, kind=kind, priority=priority
+            )
             timeline = self.timelines.read(terms, begins, ends, now=now)
+            own = {str(of_home) for of_home in terms.scopes if of_home.home == scope}
+            if any(window.exists for window in timeline.windows if window.scope in own):
+                break
+            if refused is not None:
+                raise refused
         return timeline
 
     def _terms(

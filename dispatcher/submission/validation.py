@@ -61,9 +61,8 @@ class ValidDraft(NamedTuple):
     when it may not. ``body_json`` is the body as it is stored. ``terms`` judge its time; ``zone``
     and ``quiet_hours`` are those that the caller gave. ``fingerprint`` is a digest of the submit's
     parameters, None without an idempotency key; two submits with one key must agree in it.
-    ``on_unknown``, ``priority`` and ``expire_after`` are the caller's or else the channel's; the
-    last one counts from the booked time. ``status_url`` receives status webhooks; its channel has
-    not checked it.
+    ``on_unknown`` and ``expire_after`` are the caller's or else the channel's; the latter counts
+    from the booked time. ``status_url`` receives status webhooks; its channel has not checked it.
     """
 
     channel: str
@@ -84,7 +83,6 @@ class ValidDraft(NamedTuple):
     expire_after: timedelta | None
     status_url: str | None = None
     campaign: str | None = None
-    priority: int = 0
 
     def request(
         self, message_id: UUID, *, supersedes: UUID | None = None, tail: str = ""
@@ -194,7 +192,6 @@ def validate(
         expire_after=expire_after,
         status_url=status_url,
         campaign=draft.campaign,
-        priority=terms.priority,
     )
 
 

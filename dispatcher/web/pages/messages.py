@@ -85,22 +85,21 @@ def describe(visit: Visit, selection: Selection) -> list[tuple[str, str]]:
     def at(instant: datetime | None) -> str | None:
         return None if instant is None else f"{local_text(instant, visit.zone)} {visit.zone}"
 
-    lowest = selection.priority_from
-    every: list[tuple[str, str | None]] = [
+    every: list[tuple[str, object]] = [
         ("channel", " or ".join(selection.channels) or None),
         ("recipient", selection.recipient),
         ("scope", selection.scope),
         *selection.scopes,
         ("campaign", selection.campaign),
-        ("priority from", None if lowest is None else str(lowest)),
+        ("priority from", selection.priority_from),
         ("key", selection.idempotency_key),
         ("key begins", selection.key_prefix),
         ("from", at(selection.from_at)),
         ("until", at(selection.until_at)),
         ("overdue", "" if selection.overdue else None),
-        ("made after", None if selection.made_after is None else str(selection.made_after)),
+        ("made after", selection.made_after),
     ]
-    return [(name, value) for name, value in every if value is not None]
+    return [(name, str(value)) for name, value in every if value is not None]
 
 
 def listed(visit: Visit) -> Response:
