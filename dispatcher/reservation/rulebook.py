@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 _FRESH_SECONDS, _BOUND_SECONDS = 2, 4
 _LATE_COMMIT = timedelta(minutes=1)
+_WHOLE_SECONDS = 600
 
 Change = tuple[str, str, Sequence[str] | None, datetime]
 """Kind and name of a scope, its own quotas, and when it got them; None when they ended."""
@@ -26,8 +27,9 @@ class RuleBook:
     """Gives out the rules in force; threads may share it.
 
     They are read again on use once they are 2 s old: by one thread, while others go on with what
-    there is, but wait where that is 4 s old. ``changed`` returns the changes of a time, or all.
-    Where the database does not answer, the last rules serve.
+    there is, but wait where that is 4 s old. ``changed`` returns the changes of a time, or all:
+    that is asked every 10 minutes, because a change may be committed long after its time. Where the
+    database does not answer, the last rules serve.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class RuleBook:
         self._lock = threading.Lock()
         self._seen: dict[Named, Change] = {}
         self._read_at: float | None = None
+        self._whole_at = float("-inf")
         self._tried_at = float("-inf")
         self.latest = Rules(quotas)
 
@@ -67,10 +70,14 @@ class RuleBook:
 
     def _read(self) -> None:
         now, since = self._clock.monotonic(), None
-        if self._read_at is not None:
+        if self._read_at is not None and now - self._whole_at < _WHOLE_SECONDS:
             since = timedelta(seconds=now - self._read_at) + _LATE_COMMIT
-        rows = [row for row in self._changed(since) if self._seen.get(row[:2]) != row]
-        own = dict(self.latest.own)
+        rows, own = [*self._changed(since)], dict(self.latest.own)
+        if since is None:
+            self._whole_at = now
+            gone = self._seen.keys() - {row[:2] for row in rows}
+            rows += [(kind, name, None, self._seen[kind, name][-1]) for kind, name in gone]
+        rows = [row for row in rows if self._seen.get(row[:2]) != row]
         for row in rows:
             kind, name, quotas, _ = row
             self._seen[kind, name] = row

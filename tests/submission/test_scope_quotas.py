@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from sqlalchemy import delete, update
 
 from dispatcher import (
     InvalidValue,
@@ -178,6 +179,32 @@ def test_two_processes_know_of_a_change_within_five_seconds(build: Build) -> Non
     house.moved.advance(timedelta(seconds=5))
     with pytest.raises(QuotaExceeded, match="2/hour"):
         submit(house)
+
+
+@on_postgresql
+def test_what_a_process_could_not_see_come_it_sees_within_ten_minutes(build: Build) -> None:
+    """A change that was committed minutes after its time, and a row that was deleted."""
+    house, other = build(**KINDS), build(**KINDS)
+    table = house.parts.database.tables.scope_settings
+    house.dispatcher.set_quotas(*ACME, "1/hour")
+    with pytest.raises(QuotaExceeded, match="1/hour"):
+        [submit(other) for _ in range(2)]
+    house.dispatcher.set_quotas(*ACME, "3/hour")
+    late = house.database_time() - 15 * MINUTE
+    house.parts.database.execute(update(table).values(changed_at=late))
+
+    def goes_on() -> None:
+        for _ in range(10):
+            other.moved.advance(MINUTE)
+            other.parts.rules.now()
+
+    goes_on()
+    with pytest.raises(QuotaExceeded, match="3/hour"):
+        [submit(other) for _ in range(3)]
+    house.parts.database.execute(delete(table))
+    goes_on()
+    with pytest.raises(QuotaExceeded, match="2/hour"):
+        submit(other)
 
 
 def test_without_the_database_the_last_ones_serve(
