@@ -366,11 +366,15 @@ class Upkeep(Contents):
     def keep_longer(self, reaches: Iterable[tuple[Scope, int]]) -> timedelta:
         """Let windows keep as much as their own quotas count, in ms, if that is more than usual.
 
-        Return the longest of these.
+        Return the longest of these. A window that kept more goes on: others may still count it.
         """
         longer = [(scope, ms) for scope, ms in reaches if ms > self.fence.reaches_ms[scope.kind]]
         places = [(*self.fence.window_of(scope), reach_ms) for scope, reach_ms in longer]
-        self._ask(("HSET", keys.reaches, window, reach_ms) for keys, window, reach_ms in places)
+        kept = self._ask(("HGET", keys.reaches, window) for keys, window, _ in places)
+        self._ask(
+            ("HSET", keys.reaches, window, max(reach_ms, int(before or 0)))
+            for (keys, window, reach_ms), before in zip(places, kept, strict=True)
+        )
         return max((reach_ms for _, reach_ms in longer), default=0) * MILLISECOND
 
     def _places(self, rows: Iterable[Reserved]) -> Iterator[tuple[Reserved, ShardKeys, bytes]]:

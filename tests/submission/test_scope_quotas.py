@@ -268,6 +268,26 @@ def test_long_quotas_of_a_scope_count_what_its_window_had_forgotten(
     assert house.dispatcher.verify_windows().equal
 
 
+def test_shorter_quotas_of_a_scope_forget_nothing_that_the_longer_ones_count(build: Build) -> None:
+    """Whoever sets them dies before they are in force, and others judge by the longer ones."""
+    house = build(**KINDS, clock=hour_ago(), retention="60 days")
+    now = house.clock.now() + 2 * HOUR
+    house.change([submit(house, now) for _ in range(2)], send_at=now - 10 * DAY)
+    house.dispatcher.set_quotas(*ACME, "2/30 day")
+    house.redis.flushall()
+    house.reconciled()
+    house.between(
+        "quota_list", "scope_settings", before={"put": Mock(side_effect=KeyboardInterrupt)}
+    )
+    with pytest.raises(KeyboardInterrupt):
+        house.dispatcher.set_quotas(*ACME, "2/2 day")
+    let_graces_pass(house)
+    for _ in range(3):
+        house.reconciled()
+    with pytest.raises(QuotaExceeded, match="2/30 day"):
+        submit(house, now + DAY)
+
+
 @pytest.mark.parametrize("step", ["wipe", "restore", "open"])
 def test_a_rebuild_under_way_misses_no_new_long_quotas(build: Build, step: str) -> None:
     """They are set before the rebuild wipes, before it fills, and before it opens the windows."""
