@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -147,6 +148,15 @@ def _tried_too(real: Any) -> Any:
     return overdue
 
 
+def _each_snooze(real: Any) -> Any:
+    def untold(self: Any, unsent: Any, limits: Any) -> Any:
+        untold = ((replace(claim.message, delayed_by=None), claim, wait) for claim, wait in unsent)
+        pairs = [(replace(claim, message=message), wait) for message, claim, wait in untold]
+        return real(self, pairs, limits)
+
+    return untold
+
+
 _LOCKED = "store.claims.LockedMessage"
 _WITHDRAW = "submission.reserver.Reserver.withdraw"
 
@@ -188,5 +198,6 @@ BUGS: Mapping[str, Seams] = {
     },
     "only the first shard withdrawn": {"reservation.windows.Windows.withdraw": _first_legs},
     "suppressed recipients are claimed": {"store.claims._claimable": _suppressed_too},
+    "a delay is told at each snooze": {"delivery.group.Group._untold": _each_snooze},
     "tried messages count as overdue": {"app.overdue": _tried_too},
 }

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from dispatcher.errors import StoreUnavailable
+from dispatcher.limiters.permits import Permit, PermitAnswer
 from dispatcher.message import Message, Status
 from dispatcher.store.claims import Claim, Claims, Delays, Failure, Success
 from dispatcher.store.database import Database
 from dispatcher.store.maintenance import StoreMaintenance
+from dispatcher.telemetry.journal import Event, Transition
 from tests.simulation.servers import Row, Try
 from tests.simulation.setting import RETENTION
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 KNOWN_WITHIN_US = 6_000_000
 """How long after a change a process may judge by what was before: the bound, and a slow read."""
+Acquire = Callable[..., list[PermitAnswer]]
 _OptOut = tuple[str, str | None]
 """Who gets nothing, and on which channel: None stands for all."""
 
@@ -154,8 +157,27 @@ class Facts:
     perhaps_over_quota: set[UUID] = field(default_factory=set)
     """Messages that were perhaps stored late, and whose callers have no answer."""
     pruned: dict[UUID, Pruned] = field(default_factory=dict)
+    refused: set[UUID] = field(default_factory=set)
+    """Messages that were once without a permit."""
+    delays: Counter[tuple[UUID, datetime]] = field(default_factory=Counter)
+    """How often the delay of a message was told, by its promised time."""
     wrong: list[str] = field(default_factory=list)
     ended: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+
+    def hear(self, event: Event) -> None:
+        if event.kind is Transition.DELAYED and event.message is not None:
+            self.delays[event.message_id, event.message.send_at] += 1
+
+    def watching(self, acquire: Acquire) -> Acquire:
+        """Return it so that what it refuses is noted."""
+
+        def watched(permits: Sequence[Permit], **options: Any) -> list[PermitAnswer]:
+            answers = acquire(permits, **options)
+            pairs = zip(permits, answers, strict=True)
+            self.refused |= {permit.message_id for permit, answer in pairs if not answer.allowed}
+            return answers
+
+        return watched
 
 
 class WatchedClaims(Claims):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+from dispatcher.limiters.permits import CLOSED_BY_PROVIDER
 from dispatcher.message import Status
 from dispatcher.quota import Quota
 from dispatcher.times.send_time import to_ms
@@ -32,6 +33,7 @@ def judge(world: World) -> list[str]:
         *_own_quotas(world),
         *_leftovers(world),
         *_permits(world),
+        *_delays(world),
     ]
 
 
@@ -147,6 +149,17 @@ def _permits(world: World) -> Iterator[str]:
         id_ = UUID(line["id"]).bytes
         if not any(at >= at_ms for member, at in log.items() if member[:16] == id_):
             yield f"try {line['attempt']} of {line['id']} has no permit"
+
+
+def _delays(world: World) -> Iterator[str]:
+    """A delay is told once for each promised time, and where a limit was the reason."""
+    for (id_, send_at), times in world.facts.delays.items():
+        if times > 1:
+            yield f"the delay of {id_} at {send_at} was told {times} times"
+    refused = world.facts.refused
+    for row, *_ in _stored(world):
+        if row.delayed_by not in (None, CLOSED_BY_PROVIDER) and row.id not in refused:
+            yield f"{row.id} is delayed by {row.delayed_by}, which never refused it"
 
 
 @dataclass(slots=True)

@@ -51,6 +51,7 @@ class Row:
     on_unknown: str | None
     tail: str
     body: str
+    delayed_by: str | None
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> Row:

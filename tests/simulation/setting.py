@@ -48,6 +48,7 @@ def settings() -> Settings:
         sweep_interval=timedelta(seconds=1),
         enqueue_grace=timedelta(seconds=2),
         overdue_after=timedelta(seconds=4),
+        tell_delay_after=timedelta(seconds=2),
         claim_ttl=timedelta(seconds=5),
         transport_timeout=timedelta(seconds=2),
         reconcile_grace=timedelta(seconds=8),

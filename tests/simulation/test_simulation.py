@@ -41,6 +41,7 @@ def test_the_stories_reach_what_they_are_to_break() -> None:
     assert any(row.scopes for row in rows)
     assert any(world.facts.pruned for world in worlds)
     assert any(world.facts.opt_outs.certain for world in worlds)
+    assert any(world.facts.delays for world in worlds)
     told = {f"{what} {detail}" for world in worlds for _, _, what, detail in world.story}
     assert any("asks: submit many" in line for line in told)
     assert "store.commit " in told

@@ -90,13 +90,14 @@ class Wiring:
             joined_messages=JoinedLine(parts.joined_messages, process, world),
             queue=reached(world.broker, "queue"),
             transports=dict.fromkeys(world.settings.channels, SimTransport(world, process, look)),
-            journal=Journal(),
+            journal=Journal(listeners=[world.facts.hear]),
             checks=lambda *_: None,
             refusals=None,
         )
         made["scope_settings"] = WatchedSettings(made["scope_settings"], process, world)
         made["messages"] = MessagesLine(made["messages"])
         made["upkeep"] = reached(app.upkeep, "windows")
+        vars(app.permits)["acquire"] = world.facts.watching(app.permits.acquire)
         made["permits"] = reached(app.permits, "permits")
         # No quota is longer than messages are kept, as far as a story goes.
         app.quota_list.settings = world.settings.model_copy(update={"retention": DAY})
