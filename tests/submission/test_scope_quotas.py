@@ -319,6 +319,21 @@ def answer(house: House, at: datetime) -> tuple[str, datetime]:
     return "booked", at
 
 
+def test_a_rebuild_before_the_commit_of_long_quotas_takes_nothing_from_them(build: Build) -> None:
+    """It wipes what they brought back, and knows nothing of them yet."""
+    house = build(**KINDS, clock=hour_ago(), retention="60 days")
+    now = house.clock.now() + 2 * HOUR
+    house.change([submit(house, now) for _ in range(2)], send_at=now - 10 * DAY)
+    house.redis.flushall()
+    other = build(**KINDS, clock=hour_ago(), opened=False, retention="60 days")
+    rebuild = other.parts.reconciler.reconcile
+    house.between("quota_list", "scope_settings", before={"put": rebuild})
+    house.dispatcher.set_quotas(*ACME, "3/30 day")
+    submit(house, now)
+    with pytest.raises(QuotaExceeded, match="3/30 day"):
+        submit(house, now + HOUR)
+
+
 OLD, NEW = "1/minute", "30/day in UTC"
 
 
