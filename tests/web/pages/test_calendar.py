@@ -188,6 +188,23 @@ def test_calendar_and_story_name_scopes_in_words(build: Build, visit: Visit) -> 
     assert set(re.findall(r"<li>of ([^:<]*):", story)) == {"ada", *named}
 
 
+def test_the_calendar_shows_what_is_kept_and_what_is_full(build: Build, visit: Visit) -> None:
+    house = build(quotas="3/hour, 1 kept for priority >= 50, 9/day")
+    client = visit(of=house)
+
+    def shown() -> tuple[bool, bool, bool]:
+        text = client.get("/calendar", params={"recipient": "ada"}).text
+        kept = "<td>blocked below priority 50" in re.sub(r"<svg.*?</svg> ?", "", text)
+        return kept, 'class="block q1 kept" x=' in text, 'class="block q1" x=' in text
+
+    house.submit(send_at=FAR + HOUR)
+    assert shown() == (False, False, False)
+    house.submit(send_at=FAR + HOUR)
+    assert shown() == (True, True, False)
+    house.submit(send_at=FAR + HOUR, priority=50)
+    assert shown() == (True, True, True)
+
+
 def memory(**channel: Any) -> dict[str, Any]:
     return {"channels": {"memory": {"transport": "memory", **channel}}}
 
