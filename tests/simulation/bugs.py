@@ -12,7 +12,7 @@ from sqlalchemy import and_
 
 from dispatcher.delivery.group import permit_of
 from dispatcher.errors import OutcomeUnknown, StoreUnavailable, TooLate
-from dispatcher.message import Status
+from dispatcher.message import MAX_PRIORITY, Status
 from dispatcher.reservation.booking import BookingRequest
 from dispatcher.store.claims import _OPEN
 from tests.simulation.judge import Found, search
@@ -200,4 +200,9 @@ BUGS: Mapping[str, Seams] = {
     "suppressed recipients are claimed": {"store.claims._claimable": _suppressed_too},
     "a delay is told at each snooze": {"delivery.group.Group._untold": _each_snooze},
     "tried messages count as overdue": {"app.overdue": _tried_too},
+    "kept places given to every class": {
+        "reservation.encoding.places": lambda real: (
+            lambda quota, _, *more: real(quota, MAX_PRIORITY, *more)
+        )
+    },
 }

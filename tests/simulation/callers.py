@@ -18,7 +18,7 @@ from dispatcher.submission.reserver import LOOKING_SECONDS
 from tests.simulation.facts import Asked
 from tests.simulation.faults import CallersSession
 from tests.simulation.scheduler import Process
-from tests.simulation.setting import OWN_QUOTAS, SCOPES, TENANTS
+from tests.simulation.setting import OWN_QUOTAS, PRIORITIES, SCOPES, TENANTS
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -247,10 +247,12 @@ class Caller:
             options["expire_after"] = timedelta(seconds=rng.choice([1, 4, 20]))
         if rng.random() < 0.3:
             options["scopes"] = {"tenant": rng.choice(TENANTS)}
+        number = self._world.number()
         draft = Draft(
             channel=rng.choice(_CHANNELS),
             recipient=rng.choice(SCOPES),
-            body={"text": str(self._world.number())},
+            body={"text": str(number)},
+            priority=PRIORITIES[number % len(PRIORITIES)],
             send_in=timedelta(milliseconds=rng.choice([0, 500, 5_000, 20_000, 40_000]))
             + timedelta(milliseconds=rng.randrange(1_000)),
             idempotency_key=key if rng.random() < keyed else None,

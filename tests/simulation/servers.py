@@ -52,6 +52,7 @@ class Row:
     tail: str
     body: str
     delayed_by: str | None
+    priority: int
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> Row:

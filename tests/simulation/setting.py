@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from dispatcher.channel import ChannelSettings, ScopeKind
-from dispatcher.quota import Limit, Quota
+from dispatcher.quota import Kept, Limit, Quota
 from dispatcher.settings import Settings
 
-QUOTAS = (Quota(2, 3_000), Quota(5, 15_000))
-CHANNEL_QUOTAS = (Quota(4, 5_000),)
+QUOTAS = (Quota(2, 3_000), Quota(5, 15_000, Kept(1, 10)))
+CHANNEL_QUOTAS = (Quota(4, 5_000, Kept(2, -10)),)
+PRIORITIES = (None, 10, -11)
+"""What drafts have in turn. Places are kept from two of them, and from one."""
 TENANT_QUOTAS = (Quota(3, 4_000), Quota(6, 14_000))
 OWN_QUOTAS = (
     None, ("5/4 second", "6/14 second"), ("1/4 second", "9/14 second"),

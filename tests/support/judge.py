@@ -261,13 +261,21 @@ def false_accounts(history: History) -> Iterator[str]:
 def broken_quotas(history: History) -> Iterator[str]:
     """The promised times of live messages fit every quota of their scopes.
 
-    Those are left out that had to keep their times though others may have booked them.
+    Those of lower classes have left the places that a quota keeps. Left out are those that had to
+    keep their times though others may have booked them.
     """
-    judged = (row for row in history.rows.values() if not row.get("kept_late"))
+    judged = [row for row in history.rows.values() if not row.get("kept_late")]
     for (kind, scope), members in _places(judged).items():
         name = f"{kind} {scope}".strip()
         for excess in excesses([*members.values()], history.terms["quotas"][kind]):
             yield f"{name} was promised {excess}"
+    kept = history.terms.get("kept", {})
+    for least in {least for quotas in kept.values() for least, *_ in quotas}:
+        lower = (row for row in judged if row["priority"] < least)
+        for (kind, scope), members in _places(lower).items():
+            left = [quota for floor, *quota in kept.get(kind, ()) if floor == least]
+            for excess in excesses([*members.values()], left):
+                yield f"{kind} {scope} was promised {excess} below priority {least}"
 
 
 def broken_limits(history: History) -> Iterator[str]:

@@ -11,6 +11,7 @@ import redis
 from sqlalchemy import select
 
 from dispatcher import Settings
+from dispatcher.quota import AnyQuota
 from dispatcher.redis.keys import scope_of
 from dispatcher.scope import OWN_SCOPE, counted
 from dispatcher.store.database import Database
@@ -36,6 +37,7 @@ def terms_of(settings: Settings, **more: Any) -> dict[str, Any]:
         "kind": "terms",
         "at": 0,
         "quotas": quotas,
+        "kept": {kind: _kept(quotas) for kind, quotas in settings.quotas_of.items()},
         "limits": limits | {"scope": quotas.get(OWN_SCOPE, [])},
         "concurrency": {},
         "longest_ms": 0,
@@ -48,6 +50,18 @@ def terms_of(settings: Settings, **more: Any) -> dict[str, Any]:
 
 def _rules(rules: Iterable[Any]) -> list[list[int]]:
     return [[rule.count, getattr(rule, "length_ms", 0)] for rule in rules]
+
+
+def _kept(quotas: Iterable[AnyQuota]) -> list[list[int]]:
+    """Return of each quota that keeps places the priority below which they are not to be had.
+
+    Then come the places that are left, and within how many ms.
+    """
+    return [
+        [quota.kept.priority, quota.count - quota.kept.count, getattr(quota, "length_ms", 0)]
+        for quota in quotas
+        if quota.kept is not None
+    ]
 
 
 def told(accepted: Iterable[UUID], cancelled: Iterable[UUID] = ()) -> Lines:
@@ -77,6 +91,7 @@ def of_row(row: Any, kinds: Collection[str], **more: Any) -> dict[str, Any]:
         "token": row.claim_token,
         "attempt_count": row.attempt_count,
         "max_attempts": row.max_attempts,
+        "priority": row.priority,
         "send_at_ms": to_ms(row.send_at),
         "expires_at_ms": row.expires_at and to_ms(row.expires_at),
         "key": row.idempotency_key,
