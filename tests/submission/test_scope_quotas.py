@@ -386,3 +386,12 @@ def test_64_submitters_are_judged_by_the_old_or_the_new_set_and_then_by_the_new_
     with ThreadPoolExecutor(64) as threads:
         last = Counter(threads.map(partial(answer, at=at), houses * 16))
     assert last == {("booked", at): 10, ("40/day in UTC", FAR.replace(hour=0) + DAY): 54}
+
+
+def test_an_erased_recipient_has_no_quotas_of_its_own(build: Build) -> None:
+    house = build(**KINDS, retention="60 days")
+    house.dispatcher.set_quotas("recipient", "lovelace", "3/30 day")
+    assert any("lovelace" in str(held) for _, held in house.everything())
+    house.dispatcher.erase("lovelace")
+    assert not any("lovelace" in str(held) for _, held in house.everything())
+    assert house.dispatcher.scope_settings() == ()
