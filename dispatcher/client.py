@@ -581,19 +581,14 @@ class Dispatcher:
         """Give a scheduled message another ``body``, or that of a ``template``. Return it.
 
         The template is one of its channel, rendered now with the values in ``data``. The type of
-        bodies of the channel validates either. Or give it another ``priority``: it keeps its
-        reservation, and where it waits for a limit, a larger one lets it ask again at once. Raises
-        InvalidDraft for the content, InvalidSettings for a template that cannot be used, and
+        bodies of the channel validates either. Or give it another ``priority``, or both: it keeps
+        its reservation, and where it waits for a limit, a larger one lets it ask again at once.
+        Raises InvalidDraft for the content, InvalidSettings for a template that cannot be used, and
         TooLate where it is being sent or has ended.
         """
-        changes = self._app.changes
-        if priority is not None:
-            if not (body is None and template is None and data is None):
-                raise InvalidDraft("priority", "given together with a body", "one of them")
-            return _only(changes.prioritize_many, message_id, if_unchanged, priority)
-        return changes.update(
-            id_of(message_id), body=body, template=template, data=data, if_unchanged=if_unchanged
-        )
+        update = self._app.changes.update
+        change = partial(update, body=body, template=template, data=data, priority=priority)
+        return _only(change, message_id, if_unchanged)
 
     def update_many(
         self, message_ids: Sequence[UUID | str], *, priority: int
@@ -603,7 +598,7 @@ class Dispatcher:
         Return for each the message, or the error of :meth:`update`. Raises InvalidDraft for an
         invalid id or priority. After StoreUnavailable some may have been changed: call it again.
         """
-        return self._app.changes.prioritize_many(ids_of(message_ids), priority)
+        return self._app.changes.update_many(ids_of(message_ids), priority)
 
     # Failed and held messages, opt-outs, and the windows.
 

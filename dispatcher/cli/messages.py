@@ -395,12 +395,10 @@ def update(*, content: _Content, priority: Priority = None, meant: _ChangeFilter
     Or give scheduled messages another priority, by id or by filter; they keep their reservations.
     """
     wish: dict[str, Any] = {"priority": priority}
-    if priority is None:
+    if priority is None or content != _Content():
         if len(meant.message_ids or ()) != 1:
             raise InvalidDraft("ID", "not exactly one is given", "the message that gets the body")
-        wish = content.read()
-    elif content != _Content():
-        raise InvalidDraft("priority", "given together with a body", "one of them")
+        wish |= content.read()
     _Change("update", Status.SCHEDULED, wish, also=f" to priority {priority}").do(meant)
 
 

@@ -20,7 +20,6 @@ from dispatcher.errors import (
     OutcomeUnknown,
     StoreUnavailable,
     Suppressed,
-    TooLate,
 )
 from dispatcher.message import Attempt, Body, Message, Outcome, Status
 from dispatcher.store.database import Database
@@ -30,6 +29,7 @@ from dispatcher.store.engines.types import (
     Instant,
     database_now,
     insert_if_absent,
+    json_type,
     later,
     where_partitioned,
 )
@@ -107,6 +107,11 @@ def _new_token() -> int:
     return random.getrandbits(30)
 
 
+def _perhaps_changed() -> StoreUnavailable:
+    problem = "the connection broke, and this call may have changed the message"
+    return StoreUnavailable(problem, remedy="read it again")
+
+
 def _inserts(database: Database) -> tuple[sa.Insert, sa.Select[Any], list[str]]:
     """Return what stores a message, what stores its key as well, and the names of their values.
 
@@ -143,14 +148,11 @@ class Messages:
         self._tables = tables = database.tables
         backend, engine = database.backend, database.engine
         row, has_id = tables.messages.c, tables.has_id("values")
-        self._update = sa.update(tables.messages).where(
-            row.id == sa.bindparam("of"), tables.is_scheduled
-        )
-        self._update_same = self._update.where(row.move_token == sa.bindparam("by"))
         is_enqueued = sa.bindparam("is_enqueued", type_=sa.Boolean())
-        self._move = self._update_same.where(
-            sa.bindparam("until", type_=Instant()) >= database_now()
-        ).values(
+        is_same = (row.id == sa.bindparam("of"), row.move_token == sa.bindparam("by"))
+        is_in_time = sa.bindparam("until", type_=Instant()) >= database_now()
+        move = sa.update(tables.messages).where(*is_same, tables.is_scheduled, is_in_time)
+        self._move = move.values(
             enqueued_at=sa.case((is_enqueued, database_now()), else_=row.enqueued_at),
             delayed_by=sa.null(),  # it has another time, for which it may be delayed anew
         )
@@ -174,14 +176,16 @@ class Messages:
         # It was not tried: what it waits for is a limit, which may let it go now.
         is_due = sa.and_(row.send_at <= now, row.attempt_count == 0, row.priority < priority)
         comes = sa.and_(is_due, row.next_attempt_at > now)
+        body = sa.bindparam("body", type_=json_type(none_as_null=True))
         # MariaDB assigns in this order, and reads what it has assigned.
-        self._prioritize = (
+        self._update = (
             sa.update(tables.messages)
             .where(has_id, tables.is_live)
             .ordered_values(
                 (row.enqueue_at, sa.case((comes, now), else_=row.enqueue_at)),
                 (row.next_attempt_at, sa.case((comes, now), else_=row.next_attempt_at)),
-                (row.priority, priority),
+                (row.priority, sa.func.coalesce(priority, row.priority)),
+                (row.body, sa.func.coalesce(body, row.body)),
                 (row.move_token, sa.bindparam("move_token")),
             )
         )
@@ -321,28 +325,41 @@ class Messages:
         """Cancel those that are still scheduled, and have these tokens if there are any."""
         return self._change(self._cancel, message_ids, tokens, because=because)
 
-    def prioritize(
-        self, message_ids: Sequence[UUID], priority: int, *, tokens: Tokens | None
+    def update(
+        self,
+        message_ids: Sequence[UUID],
+        *,
+        tokens: Tokens | None = None,
+        body: Body | None = None,
+        priority: int | None = None,
     ) -> ChangedRows:
-        """Give a priority to those that :meth:`cancel` would cancel.
+        """Give a body, a priority, or both to those that :meth:`cancel` would cancel.
 
         One that waits for a limit, and gets a larger one, is due now: it asks for another turn.
         """
-        values = {"priority": priority, "move_token": _new_token()}
-        return self._change(self._prioritize, message_ids, tokens, **values)
+        values = {"body": body, "priority": priority, "move_token": _new_token()}
+        rows, _ = self._change(self._update, message_ids, tokens, **values)
+        own = {id_ for id_, row in rows.items() if row.token == values["move_token"]}
+        return ChangedRows(rows, own)
 
     def _change(
         self, change: sa.Update, message_ids: Sequence[UUID], tokens: Tokens | None, **values: Any
     ) -> ChangedRows:
-        ids = {"values": message_ids}
         own = values.get("move_token")  # it has this one where the reply of a COMMIT was lost
+        runs = 0
 
         def work(connection: sa.Connection) -> ChangedRows:
+            nonlocal runs
+            runs += 1
+            live = connection.execute(self._lock_live, {"values": message_ids})
+            scheduled = [row for row in live if row.is_scheduled]
             changing = {
                 row.id
-                for row in connection.execute(self._lock_live, ids)
-                if row.is_scheduled and (tokens is None or row.move_token in (tokens[row.id], own))
+                for row in scheduled
+                if tokens is None or row.move_token in (tokens[row.id], own)
             }
+            if runs > 1 and len(changing) < len(scheduled):
+                raise _perhaps_changed()
             if changing:
                 connection.execute(change, {"values": [*changing], **values})
             rows = connection.execute(*self._reading(message_ids))
@@ -358,33 +375,14 @@ class Messages:
         stored = self._database.change_each(self._move, rows, *reading)
         return {row.id: to_movable(row) for row in stored}
 
-    def update(self, message_id: UUID, *, body: Body) -> Message:
-        values = {"of": message_id, "body": body, "move_token": _new_token()}
-        return changed(self._database, message_id, self._update, values)
-
     def move_if_unchanged(self, move: NewSlot, *, within: timedelta) -> Movable:
-        return self._changed_once(move.before, self._move, move.values(within))
-
-    def update_if_unchanged(self, before: Movable, *, body: Body) -> Message:
-        message_id, token = before.message.id, _new_token()
-        values = {"of": message_id, "by": before.token, "body": body, "move_token": token}
-        now = self._changed_once(before, self._update_same, values)
-        if now.token == token:
-            return now.message
-        if now.message.status is Status.SCHEDULED:
-            raise MessageChanged(message_id)  # an attempt came between
-        raise TooLate(message_id, now.message.status)
-
-    def _changed_once(
-        self, before: Movable, change: sa.Update, values: Mapping[str, Any]
-    ) -> Movable:
-        """Run a change that writes a new token; return the row, which perhaps is as before."""
-        runs = 0
+        """Move it; return the row, which perhaps is as before."""
+        before, values, runs = move.before, move.values(within), 0
 
         def work(connection: sa.Connection) -> sa.Row[Any] | None:
             nonlocal runs
             runs += 1
-            connection.execute(change, values)
+            connection.execute(self._move, values)
             return connection.execute(self._movable, {"of": values["of"]}).one_or_none()
 
         row = self._database.transact(work)
@@ -394,10 +392,7 @@ class Messages:
         if now.token in {values["move_token"], before.token}:
             return now
         if runs > 1:
-            raise StoreUnavailable(
-                "the connection broke, and this call may have changed the message",
-                remedy="read it again",
-            )
+            raise _perhaps_changed()
         raise MessageChanged(before.message.id)
 
     def enqueue_again(self, message_ids: Sequence[UUID]) -> None:
@@ -618,11 +613,9 @@ def free_key_without_message(tables: Tables, connection: sa.Connection, key: str
         connection.execute(free_key(tables, key, message_id), execution_options=AS_NAMED)
 
 
-def changed(
-    database: Database, message_id: UUID, change: sa.Update, values: Mapping[str, Any] | None = None
-) -> Message:
+def changed(database: Database, message_id: UUID, change: sa.Update) -> Message:
     def work(connection: sa.Connection) -> sa.Row[Any] | None:
-        connection.execute(change, values)  # perhaps again: its row count means nothing
+        connection.execute(change)  # perhaps again: its row count means nothing
         return connection.execute(database.tables.of_id, {"of": message_id}).one_or_none()
 
     row = database.run(work)

@@ -26,6 +26,7 @@ from dispatcher.errors import (
 )
 from dispatcher.faults import fault
 from dispatcher.message import (
+    Body,
     Draft,
     Message,
     OnConflict,
@@ -92,62 +93,52 @@ class Changes:
 
     def update(
         self,
-        message_id: UUID,
+        message_ids: Sequence[UUID],
         *,
-        body: AnyBody | None = None,
-        template: str | None = None,
-        data: Mapping[str, Any] | None = None,
-        if_unchanged: Message | None = None,
-    ) -> Message:
-        row = None
-        if if_unchanged is None:
-            message = self.messages.get(message_id)
-        else:
-            row = self.messages.movable(message_id)
-            message = row.message
-            if not is_unchanged(if_unchanged, message):
-                raise MessageChanged(message_id)
-        if template is not None and message.channel not in self.settings.channels:
-            raise UnknownChannel(message.channel, sorted(self.settings.channels))
-        draft = Draft(
-            channel=message.channel,
-            recipient=message.recipient,
-            body=body,
-            template=template,
-            data=data,
-        )
-        clean = self.validator.body(draft)
-        if row is not None:
-            if message.status is not Status.SCHEDULED:
-                raise TooLate(message_id, message.status)
-            return self.messages.update_if_unchanged(row, body=clean)
-        for _ in range(_TRIES):
-            message = self.messages.update(message_id, body=clean)
-            if message.body == clean:
-                return message
-            if message.status is not Status.SCHEDULED:
-                raise TooLate(message_id, message.status)
-        raise StoreUnavailable("other calls kept changing the message", remedy="try again")
+        body: AnyBody | None,
+        template: str | None,
+        data: Mapping[str, Any] | None,
+        priority: int | None,
+        if_unchanged: Mapping[UUID, Message],
+    ) -> list[ChangeResult]:
+        """Change one message as :meth:`update_many`, by a body that its channel validates."""
+        clean = None
+        if priority is None or not (body is None and template is None and data is None):
+            message = self.messages.get(*message_ids)
+            if template is not None and message.channel not in self.settings.channels:
+                raise UnknownChannel(message.channel, sorted(self.settings.channels))
+            draft = Draft(
+                channel=message.channel,
+                recipient=message.recipient,
+                body=body,
+                template=template,
+                data=data,
+            )
+            clean = self.validator.body(draft)
+        return self.update_many(message_ids, priority, clean, if_unchanged=if_unchanged)
 
-    def prioritize_many(
+    def update_many(
         self,
         message_ids: Sequence[UUID],
-        priority: int,
+        priority: int | None,
+        body: Body | None = None,
         *,
         if_unchanged: Mapping[UUID, Message] = MappingProxyType({}),
     ) -> list[ChangeResult]:
-        """Give messages a priority, in batches; return each or its refusal.
+        """Give messages a priority, a valid body, or both, in batches; return each or its refusal.
 
         They keep their reservations, also in places that quotas keep for larger priorities.
         ``if_unchanged``, if given, has every message as it was read.
         """
-        change = partial(self._prioritize, check_priority(priority))
+        if priority is not None or body is None:
+            priority = check_priority(priority)
+        change = partial(self._update, {"priority": priority, "body": body})
         return _in_batches(self.messages, change, message_ids, if_unchanged)
 
-    def _prioritize(
-        self, priority: int, message_ids: Sequence[UUID], tokens: Tokens | None
+    def _update(
+        self, wish: dict[str, Any], message_ids: Sequence[UUID], tokens: Tokens | None
     ) -> dict[UUID, ChangeResult]:
-        rows, changed = self.messages.prioritize(message_ids, priority, tokens=tokens)
+        rows, changed = self.messages.update(message_ids, tokens=tokens, **wish)
         late = {id_: row.message.status for id_, row in rows.items() if id_ not in changed}
         return {id_: rows[id_].message for id_ in changed} | {
             id_: MessageChanged(id_) if status is Status.SCHEDULED else TooLate(id_, status)

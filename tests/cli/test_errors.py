@@ -51,7 +51,7 @@ MISTAKES = {
     "update {booked}": "neither or both of --text and --body",
     "update --campaign summer --text x": "ID: not exactly one is given",
     "update --priority 5": "no message is named",
-    "update {booked} --priority 5 --text ''": "--priority: given together with a body",
+    "update {booked} {booked} --priority 5 --text ''": "ID: not exactly one is given",
     "reschedule --all --later soon": "--later: cannot read 'soon'",
     "reschedule {booked} --send-at 1999-01-01T00:00Z": "--send-at: 1999-01-01T00:00:00+00:00 is p",
     "reschedule {booked} --later '1 hour' --send-in 5": "--send-at: not exactly one time",

@@ -13,7 +13,6 @@ from uuid import UUID
 import pytest
 from sqlalchemy import func, select, text
 
-from dispatcher.errors import TooLate
 from dispatcher.message import Outcome, Status
 from dispatcher.store.claims import Claim, Failure, Success
 from dispatcher.store.database import Database
@@ -198,9 +197,10 @@ def test_a_claimed_message_is_neither_changed_nor_moved(database: Database) -> N
     before = store.movable(message.id)
     claims_in(database).claim([message.id])
     body, later = {"text": "another"}, rows.now() + MINUTE
-    assert store.update(message.id, body=body).body == message.body
-    with pytest.raises(TooLate):
-        store.update_if_unchanged(before, body=body)
+    for tokens in (None, {message.id: before.token}):
+        stored, changed = store.update([message.id], tokens=tokens, body=body, priority=9)
+        now = stored[message.id].message
+        assert (now.body, now.priority, changed) == (message.body, message.priority, set())
     slot = NewSlot(before, later, later, later, None, None, None, None, "tail")
     assert store.move_if_unchanged(slot, within=MINUTE).tail == ""
     assert store.move([slot], within=MINUTE)[message.id].message.send_at == message.send_at

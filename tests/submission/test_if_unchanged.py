@@ -101,7 +101,7 @@ def test_a_change_between_the_check_and_the_write_refuses_it(
 
     meanwhile = once(there_and_back)
     for use_case in ("changes", "moves", "cancellation"):
-        calls = ("update_if_unchanged", "prioritize", "move_if_unchanged", "move", "cancel")
+        calls = ("update", "move_if_unchanged", "move", "cancel")
         house.between(use_case, "messages", before=dict.fromkeys(calls, meanwhile))
     with pytest.raises(MessageChanged):
         edit(house, message)
@@ -184,6 +184,9 @@ def test_a_lost_answer_is_not_taken_for_another_change(house: House, message: Me
     moved = house.dispatcher.reschedule(message.id, send_at=at, if_unchanged=edited)
     urgent = house.dispatcher.update(message.id, priority=50, if_unchanged=moved)
     assert (urgent.send_at, urgent.body, urgent.priority) == (at, {"text": "edited"}, 50)
+    both = house.dispatcher.update(message.id, body={"n": 1}, priority=-5, if_unchanged=urgent)
+    assert (both.body, both.priority) == ({"n": 1}, -5)
+    assert house.again(message) == both
 
 
 def test_whether_an_edit_was_made_is_not_known_where_another_one_followed(
@@ -195,10 +198,11 @@ def test_whether_an_edit_was_made_is_not_known_where_another_one_followed(
 
     def broken(work: Callable[[Any], Any]) -> Any:
         transact(work)
+        vars(database)["transact"] = transact
         house.dispatcher.update(message.id, body={"text": "theirs"})
         return transact(work)
 
     vars(database)["transact"] = broken
     with pytest.raises(StoreUnavailable, match="may have changed the message"):
-        house.parts.messages.update_if_unchanged(before, body={"text": "ours"})
+        house.parts.messages.update([message.id], tokens={message.id: before.token}, body={"x": 1})
     assert house.again(message).body == {"text": "theirs"}

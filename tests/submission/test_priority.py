@@ -136,22 +136,29 @@ def test_scheduled_messages_get_another_priority_and_keep_what_they_booked(house
         house.dispatcher.update_many([messages[0].id, "4711"], priority=0)
 
 
+@pytest.mark.every_database
 def test_one_message_gets_another_priority_or_another_body(house: House) -> None:
     message = house.submit(send_at=FAR + HOUR)
     update = house.dispatcher.update
     changed = update(str(message.id), priority=7)
     assert changed == replace(message, priority=7) == house.again(message)
     edited: dict[str, Any] = {"body": {"text": "edited"}}
-    wrongs: list[dict[str, Any]] = [
-        {}, {"priority": 1.5}, {"priority": 8} | edited, {"priority": 8, "template": "t"},
-        {"priority": 8, "data": {}},
+    wrongs: list[tuple[dict[str, Any], str]] = [
+        ({}, "body"), ({"priority": 1.5}, "priority"), ({"priority": 101} | edited, "priority"),
+        ({"priority": 8, "body": "x"}, "body"), ({"priority": 8, "template": "t"}, "template"),
+        ({"priority": 8, "data": {}}, "data"),
     ]  # fmt: skip
-    for wrong in wrongs:
+    for wrong, field in wrongs:
         with pytest.raises(InvalidDraft) as refused:
             update(message.id, **wrong)
-        assert refused.value.field == ("priority" if wrong else "body")
+        assert refused.value.field == field
+    nothing: Any = None
+    with pytest.raises(InvalidDraft, match="priority"):
+        house.dispatcher.update_many([message.id], priority=nothing)
     assert house.again(message) == changed
     assert update(message.id, **edited) == replace(changed, **edited)
+    both: dict[str, Any] = {"body": {"text": "urgent"}, "priority": 9}
+    assert update(message.id, **both) == replace(changed, **both) == house.again(message)
     house.dispatcher.cancel(message.id)
     for priority in (7, -7):
         with pytest.raises(TooLate):

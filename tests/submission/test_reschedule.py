@@ -239,20 +239,6 @@ def test_a_place_that_a_slow_move_has_lost_in_one_shard_is_restored(
     assert windows_of(house) == promised(house)
 
 
-def test_an_update_that_met_a_try_in_between_is_made_again(slow: House) -> None:
-    message = slow.submit()
-    tries: list[None] = []
-
-    def interrupted(message_id: UUID, *, body: Any) -> Message:
-        tries.append(None)
-        answer: Message = real.update(message_id, body=body) if len(tries) > 1 else message
-        return answer
-
-    real = slow.between("changes", "messages", instead={"update": interrupted})
-    assert slow.dispatcher.update(message.id, body={"other": 1}).body == {"other": 1}
-    assert len(tries) == 2
-
-
 def past_the_grace(house: House) -> None:
     """Reconcile as if the grace were over."""
     let_graces_pass(house)

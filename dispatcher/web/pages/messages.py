@@ -272,8 +272,7 @@ def _reschedule_many(visit: Visit, before: Mapping[UUID, Message]) -> Answers:
 
 
 def _prioritize_many(visit: Visit, before: Mapping[UUID, Message]) -> Answers:
-    changes = visit.parts.changes
-    return changes.prioritize_many(list(before), _priority(visit), if_unchanged=before)
+    return visit.parts.changes.update_many(list(before), _priority(visit), if_unchanged=before)
 
 
 def _retry_many(visit: Visit, before: Mapping[UUID, Message]) -> Answers:
