@@ -189,13 +189,14 @@ def switched(story: Story, off: Settings) -> None:
     at = datetime.now(UTC) + FAR
     with Dispatcher(story.settings) as dispatcher:
         for tenant in ("A", "b", "c", "d"):
-            number = 3_000 if tenant == "A" else 400
+            number = 5_000 if tenant == "A" else 400
             story.submit(dispatcher, [draft(tenant, n, at) for n in range(number)])
     story.move(timedelta(seconds=15))
-    on, total = story.settings, 4_200
-    story.work(27)
-    for settings, seconds in ((off, 8), (on, 8), (off, 5), (on, 120)):
+    on, total = story.settings, 6_200
+    story.work(40)
+    for settings, seconds in ((off, 30), (on, 30), (off, 25), (on, 120)):
         story.settings = settings
+        print(f"- {count(story.ledger):,} were sent before the next restart")
         story.work(seconds, lambda: count(story.ledger) >= total)
     ends = {tenant: max(late for name, _, late in story.sent() if name == tenant)
             for tenant in "Abcd"}  # fmt: skip
