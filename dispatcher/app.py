@@ -6,8 +6,8 @@ No part connects before its first use, and a worker builds none before the fork.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from inspect import signature
 from threading import RLock
@@ -21,14 +21,14 @@ from dispatcher.delivery import Delivery, GroupQueue, StopFlag
 from dispatcher.delivery.reconciler import MARKER_SPARE, Reconciler
 from dispatcher.delivery.send_log import SendLogs
 from dispatcher.delivery.sweep import Sweep, Ticks
-from dispatcher.errors import InvalidSettings, needs
+from dispatcher.errors import InvalidSettings, StoreUnavailable, needs
 from dispatcher.faults import arm_by_environment
 from dispatcher.forks import never_finalise, renew_after_fork
 from dispatcher.limiters.permits import Fills, InHand, LogLimit, Permits, reaches_ms
 from dispatcher.operations.doctor import Doctor
 from dispatcher.operations.overview import Overviews
 from dispatcher.operations.verification import Verification
-from dispatcher.quota import Limit, Quota
+from dispatcher.quota import Limit, send_limits
 from dispatcher.redis.client import connect_redis, ping
 from dispatcher.reservation.contents import Contents, RedisSurvey
 from dispatcher.reservation.encoding import longest_ms
@@ -255,6 +255,7 @@ class App:
     permits = wired(
         Permits,
         client=lambda app: app.redis,
+        own_limits=lambda app: app.own_limits,
         weights=lambda app: {
             name: {channel.share(value): weight for value, weight in channel.weights.items()}
             for name, channel in app.settings.channels.items()
@@ -263,8 +264,12 @@ class App:
 
     @property
     def scope_limits(self) -> list[Limit]:
-        rolling = (quota for quota in self.settings.quotas if isinstance(quota, Quota))
-        return [Limit(quota.count, quota.length_ms) for quota in rolling]
+        return send_limits(self.settings.quotas)
+
+    def own_limits(self) -> Mapping[str, Sequence[Limit]]:
+        with suppress(StoreUnavailable):  # the last known ones serve
+            self.rules.now()
+        return self.rules.latest.own_limits
 
     @property
     def channel_limits(self) -> dict[str, tuple[LogLimit, ...]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from decimal import Decimal
@@ -326,6 +327,11 @@ def _grown(count: int, ramp: Ramp, days: int) -> int:
         return ramp.most
     times, parts = ramp.factor.as_integer_ratio()
     return min(ramp.most, int(count * times**days // parts**days))
+
+
+def send_limits(quotas: Iterable[AnyQuota]) -> list[Limit]:
+    """Return what quotas of the own scope mean for its sends: calendar quotas mean nothing."""
+    return [Limit(quota.count, quota.length_ms) for quota in quotas if isinstance(quota, Quota)]
 
 
 def parse_quota(text: str) -> AnyQuota:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import count
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, cast
@@ -49,6 +49,7 @@ _TRIES = 3
 _COST = 10_000
 """Of a permit, in the time of a share that weighs 1."""
 _NO_WEIGHTS: Mapping[str, Mapping[str, float]] = MappingProxyType({})
+_NO_LIMITS: Mapping[str, Sequence[LogLimit]] = MappingProxyType({})
 _MOST_AT_ONCE = 500
 """One script restores at most so many permits; it then runs for a few milliseconds."""
 _PERIODS = 5  # the one before, the present one, and those in which turns are looked for
@@ -163,8 +164,9 @@ class Permits:
     """Takes a permit for each send from the limits of its scope, if it has one, and its channel.
 
     ``clock`` only guesses in which calendar periods the time of Redis lies. ``weights`` are those
-    of shares, by channel; others weigh 1. Raises LimitersUnavailable whenever Redis cannot be
-    trusted to answer.
+    of shares, by channel; others weigh 1. ``own_limits`` returns those of scopes that have other
+    ones than ``scope_limits``, the same object until they change. Raises LimitersUnavailable
+    whenever Redis cannot be trusted to answer.
     """
 
     def __init__(
@@ -177,12 +179,14 @@ class Permits:
         channel_limits: Mapping[str, Sequence[LogLimit]],
         clock: Clock,
         weights: Mapping[str, Mapping[str, float]] = _NO_WEIGHTS,
+        own_limits: Callable[[], Mapping[str, Sequence[LogLimit]]] = lambda: _NO_LIMITS,
     ) -> None:
         self._client = client
         self._weights = weights
         self._clock = clock
         self._shards = permit_parts(namespace, shards)
         self._scope_kind = _LogKind(scope_limits, _SCOPES) if scope_limits else None
+        self._own_limits, self._own = own_limits, _NO_LIMITS
         # A scope has no herd, and a cancelled message must not make the next one wait.
         self._channel_kinds = {
             name: _LogKind(limits, _channel(name), gives_turns=True)
@@ -190,13 +194,17 @@ class Permits:
             if limits
         }
         self._channel_leg = cache(self._leg_of_channel)
-        self._legs = lru_cache(_LEGS_KEPT)(self._legs_of)
+        self._legs = lru_cache(_LEGS_KEPT)(partial(self._legs_of, _NO_LIMITS))
         self._owed: deque[Permit] = deque(maxlen=_MOST_OWED)
         # By how much the server of each shard is ahead of the clock, as far as that is known.
         self._ahead_ms: dict[PermitKeys, int] = {}
-        longest = max(reaches_ms(scope_limits, channel_limits).values(), default=0)
-        self.memory = timedelta(milliseconds=longest)
+        self._longest_ms = max(reaches_ms(scope_limits, channel_limits).values(), default=0)
+
+    @property
+    def memory(self) -> timedelta:
         """How far back sends still count against a limit."""
+        own = (limit.longest_ms for limits in self._own_limits().values() for limit in limits)
+        return max(self._longest_ms, *own, 0) * MILLISECOND
 
     def acquire(self, permits: Sequence[Permit], *, within: timedelta) -> list[PermitAnswer]:
         """Ask for permits, larger priorities first, else in order.
@@ -211,6 +219,10 @@ class Permits:
         between leaves permits of scopes that are not used: until these are too old, their scopes
         are limited more strictly, and never less.
         """
+        own = self._own_limits()
+        if own is not self._own:
+            self._legs = lru_cache(_LEGS_KEPT)(partial(self._legs_of, own))
+            self._own = own
         numbers = sorted(range(len(permits)), key=lambda n: -permits[n].priority)
         legs_of = {n: self._legs(permits[n].scope, permits[n].channel) for n in numbers}
         scope_legs = {n: legs[0] for n, legs in legs_of.items() if len(legs) > 1}
@@ -437,12 +449,16 @@ class Permits:
         except ERRORS as error:
             raise LimitersUnavailable(reason(error)) from cause(error)
 
-    def _legs_of(self, scope: str, channel: str) -> _Legs:
-        leg = self._channel_leg(channel)
-        if scope == NO_SCOPE or self._scope_kind is None:
+    def _legs_of(
+        self, own_limits: Mapping[str, Sequence[LogLimit]], scope: str, channel: str
+    ) -> _Legs:
+        leg, kind = self._channel_leg(channel), self._scope_kind
+        if (own := own_limits.get(scope)) is not None:
+            kind = _LogKind(own, _SCOPES) if own else None
+        if scope == NO_SCOPE or kind is None:
             return (leg,)
         keys = self._keys_of(scope)
-        logs = {keys.scope(scope): self._scope_kind}
+        logs = {keys.scope(scope): kind}
         if keys is leg.keys:
             return (leg._replace(logs=logs | leg.logs),)
         return _Leg(keys, logs), leg

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from operator import attrgetter
 from secrets import token_hex
 from types import MappingProxyType
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from dispatcher.errors import ReservationsUnavailable
-from dispatcher.quota import AnyQuota, CalendarQuota, Quota, places
+from dispatcher.quota import AnyQuota, CalendarQuota, Limit, Quota, places, send_limits
 from dispatcher.redis.scripts import Call, packed
-from dispatcher.scope import Scope
+from dispatcher.scope import OWN_SCOPE, Scope
 from dispatcher.times.quiet_hours import Hours, Interval
 from dispatcher.times.zones import DAY_MS
 
@@ -140,6 +140,15 @@ class Rules:
         """Return the quotas of a scope, of its own or of its kind, calendar quotas last."""
         of = self._sets.get((kind, name)) or self._sets.get(kind)
         return of.quotas if of else ()
+
+    @cached_property
+    def own_limits(self) -> Mapping[str, Sequence[Limit]]:
+        """For the sends of those that have quotas of their own as the own scope of messages."""
+        return {
+            name: send_limits(of.quotas)
+            for (kind, name), of in self.own.items()
+            if kind == OWN_SCOPE
+        }
 
     @property
     def longest_ms(self) -> int:

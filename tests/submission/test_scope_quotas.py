@@ -395,3 +395,23 @@ def test_an_erased_recipient_has_no_quotas_of_its_own(build: Build) -> None:
     house.dispatcher.erase("lovelace")
     assert not any("lovelace" in str(held) for _, held in house.everything())
     assert house.dispatcher.scope_settings() == ()
+
+
+def test_a_recipient_gets_as_many_as_its_own_quotas_allow_also_at_hand_over(build: Build) -> None:
+    """Rolling quotas of the own scope hold for sends, too: those of its own, not of its kind."""
+    house = build(clock=hour_ago(), quotas="2/hour")
+    house.dispatcher.set_quotas("recipient", "ada", "4/hour")
+    messages = [house.submit("ada") for _ in range(4)]
+    house.deliver(*messages)
+    assert [house.again(message).status for message in messages] == ["sent"] * 4
+    house.change(messages, send_at=house.database_time() - 2 * HOUR)
+    house.redis.flushall()
+    house.reconciled()
+    fifth = house.submit("ada")
+    house.deliver(fifth)
+    assert house.again(fifth).status == "scheduled", "four sends were less than an hour ago"
+    house.dispatcher.set_quotas("recipient", "ada", "9/day in UTC")
+    house.moved.advance(timedelta(seconds=5))
+    house.change([fifth], next_attempt_at=house.database_time())
+    house.deliver(fifth)
+    assert house.again(fifth).status == "sent", "calendar quotas hold for promised times alone"
