@@ -226,6 +226,17 @@ def test_a_message_that_does_not_come_holds_nobody_up(build: Build) -> None:
     assert not clients.client.exists(line_of(clients.log), order_of(clients.log))
 
 
+def test_who_takes_a_free_permit_out_of_turn_moves_no_other_share_back(build: Build) -> None:
+    clients = build("10/second")
+    clients.permits.acquire([clients.permit("a") for _ in range(200)], within=MS)
+    clients.client.advance(15 * SECOND)
+    late = clients.permits.acquire([clients.permit("a") for _ in range(12)], within=MS)
+    assert sum(answer.allowed for answer in late) >= 8, "those before them have not come"
+    [other] = clients.permits.acquire([clients.permit("b")], within=MS)
+    assert not other.allowed
+    assert other.retry_after <= 1.1 * SECOND
+
+
 def test_thousands_that_left_the_line_hold_nobody_up(build: Build) -> None:
     """Their messages were cancelled or paused, and they never come to their turns."""
     clients = build("100/second")
