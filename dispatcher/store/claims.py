@@ -21,7 +21,6 @@ from dispatcher.store.lists import REASON
 from dispatcher.store.schema import MOST_ATTEMPTS, Tables, to_message
 
 _NO_WAIT = timedelta(0)
-_NO_DELAYS: Mapping[UUID, str] = MappingProxyType({})
 _NOW = database_now()
 _MARK = sa.bindparam("mark", type_=id_type())
 _OPEN = frozenset({Status.SENDING, Status.HELD})
@@ -295,7 +294,7 @@ class Claims:
         snoozed: Iterable[tuple[Claim, timedelta]],
         *,
         enqueue_in: timedelta,
-        delayed_by: Mapping[UUID, str] = _NO_DELAYS,
+        delayed_by: Mapping[UUID, str] = MappingProxyType({}),
     ) -> Delays:
         """Return claims that were not sent: due again after the wait, no attempt counted.
 

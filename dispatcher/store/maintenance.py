@@ -374,28 +374,26 @@ class StoreMaintenance:
         self._database.execute(change.values(reserved=sa.false()))
 
     def reservations(
-        self, *, memory: timedelta, batch: int, created: tuple[datetime, datetime] | None = None
+        self,
+        *,
+        memory: timedelta,
+        batch: int,
+        created: tuple[datetime, datetime] | None = None,
+        past_of: Scope | None = None,
     ) -> Iterator[list[ReservationRow]]:
-        """Yield reservations of times from ``memory`` ago on, of messages made in ``created``."""
-        by_id = self._tables.messages.c.id
+        """Yield reservations of times from ``memory`` ago on, of messages made in ``created``.
+
+        With ``past_of`` only those of past times that count against this scope.
+        """
+        row = self._tables.messages.c
         query = self._reserved.where(*self._holding_since(memory))
         if created is not None:
             first, end = map(_first_id, created)
-            query = query.where(by_id > first, by_id < end)
-        for page in pages(self._database.read, query, [by_id], batch):
-            yield [ReservationRow._make(row) for row in page]
-
-    def reservations_of(
-        self, scope: Scope, *, memory: timedelta, batch: int
-    ) -> Iterator[list[ReservationRow]]:
-        """Yield reservations of past times from ``memory`` ago on that count against a scope."""
-        messages = self._tables.messages
-        query = self._reserved.where(
-            *self._holding_since(memory),
-            messages.c.send_at <= database_now(),
-            counts_against(messages, scope.kind, scope.name),
-        )
-        for page in pages(self._database.read, query, [messages.c.id], batch):
+            query = query.where(row.id > first, row.id < end)
+        if past_of is not None:
+            counts = counts_against(self._tables.messages, past_of.kind, past_of.name)
+            query = query.where(row.send_at <= database_now(), counts)
+        for page in pages(self._database.read, query, [row.id], batch):
             yield [ReservationRow._make(row) for row in page]
 
     def count_reservations(self, *, memory: timedelta) -> int:

@@ -116,7 +116,7 @@ class QuotaList:
 
     def _complete(self, scope: Scope, own: Sequence[AnyQuota]) -> None:
         memory = self.upkeep.keep_longer([(scope, longest_ms(own))])
-        pages = self.store.reservations_of(scope, memory=memory, batch=_ROWS_AT_ONCE)
+        pages = self.store.reservations(memory=memory, batch=_ROWS_AT_ONCE, past_of=scope)
         for page in pages if memory else ():
             self.upkeep.restore_missing([
                 Reserved(row.message_id, (scope,), row.send_at, row.tail)
