@@ -107,7 +107,7 @@ class QuotaList:
             self.settings.check_rules("quotas", read)
         except InvalidValue as refused:
             raise InvalidValue("quotas", refused.problem, refused.accepted) from None
-        except (TypeError, ValueError):
+        except Exception:  # noqa: BLE001 - a value of the caller's may raise anything
             problem, accepted = f"cannot read {quoted(quotas)}", "texts, such as ['5/hour']"
             raise InvalidValue("quotas", problem, accepted) from None
         if not read:
