@@ -301,7 +301,7 @@ end
 -- Stand in the order, as far as the turn is to be known.
 local function stand(state, member, place)
   if not state.waits then
-    redis.call('DEL', state.order, state.clock)
+    redis.call('UNLINK', state.order, state.clock)
     state.waits = true
   end
   redis.call('ZADD', state.order, place, member)
@@ -445,7 +445,7 @@ for _, state in ipairs(states) do
       note_times(state, ends)
     end
   elseif state.waits and state.gives_turns then
-    redis.call('DEL', state.order, state.clock)
+    redis.call('UNLINK', state.order, state.clock)
   end
   if state.touched then
     if not state.was_empty then
