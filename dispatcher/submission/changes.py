@@ -139,6 +139,12 @@ class Changes:
         self, wish: dict[str, Any], message_ids: Sequence[UUID], tokens: Tokens | None
     ) -> dict[UUID, ChangeResult]:
         rows, changed = self.messages.update(message_ids, tokens=tokens, **wish)
+        if tokens is None:  # asked for again, also after its end
+            wanted = {name: value for name, value in wish.items() if value is not None}.items()
+            changed = {*changed} | {
+                id_ for id_, row in rows.items()
+                if all(getattr(row.message, name) == value for name, value in wanted)
+            }  # fmt: skip
         late = {id_: row.message.status for id_, row in rows.items() if id_ not in changed}
         return {id_: rows[id_].message for id_ in changed} | {
             id_: MessageChanged(id_) if status is Status.SCHEDULED else TooLate(id_, status)

@@ -19,6 +19,7 @@ from dispatcher import (
     QuietHours,
     QuotaExceeded,
     Status,
+    TooLate,
 )
 from dispatcher.cli.output import outcome_text
 from dispatcher.faults import InjectedFault, arm
@@ -88,6 +89,17 @@ def test_update_changes_the_body_alone(house: House, message: Message) -> None:
     assert house.reservations() == house.all_members()
     with pytest.raises(InvalidDraft):
         house.dispatcher.update(message.id, body={"n": float("inf")})
+
+
+def test_an_update_asked_for_again_after_the_end_finds_its_change(house: House) -> None:
+    message = house.submit()
+    updated = house.dispatcher.update(message.id, body={"text": "edited"}, priority=5)
+    house.dispatcher.cancel(message.id)
+    again = house.dispatcher.update(message.id, body={"text": "edited"}, priority=5)
+    assert (again.status, again.body) == ("cancelled", updated.body)
+    for change in ({"body": {"text": "other"}}, {"priority": 6}):
+        with pytest.raises(TooLate):
+            house.dispatcher.update(message.id, **change)
 
 
 @pytest.mark.every_database
