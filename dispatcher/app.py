@@ -28,10 +28,10 @@ from dispatcher.limiters.permits import Fills, InHand, LogLimit, Permits, reache
 from dispatcher.operations.doctor import Doctor
 from dispatcher.operations.overview import Overviews
 from dispatcher.operations.verification import Verification
-from dispatcher.quota import Limit, send_limits
+from dispatcher.quota import Limit, SendLimit, send_limits
 from dispatcher.redis.client import connect_redis, ping
 from dispatcher.reservation.contents import Contents, RedisSurvey
-from dispatcher.reservation.encoding import longest_ms
+from dispatcher.reservation.encoding import Named, longest_ms
 from dispatcher.reservation.fence import Fence
 from dispatcher.reservation.plan import Copies
 from dispatcher.reservation.refusals import RefusalLog
@@ -266,7 +266,7 @@ class App:
     def scope_limits(self) -> list[Limit]:
         return send_limits(self.settings.quotas)
 
-    def own_limits(self) -> Mapping[str, Sequence[Limit]]:
+    def own_limits(self) -> Mapping[Named, Sequence[SendLimit]]:
         with suppress(StoreUnavailable):  # the last known ones serve
             self.rules.now()
         return self.rules.latest.own_limits

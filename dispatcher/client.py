@@ -740,12 +740,28 @@ class Dispatcher:
         """Give a scope the quotas of its kind again; see :meth:`set_quotas`."""
         return self._app.quota_list.put(kind, name, None)
 
+    def set_limits(self, kind: str, name: str, limits: str | Iterable[str]) -> ScopeQuotas:
+        """Limit the sends of one scope: of all messages that name it, on any channel.
+
+        ``kind`` is one of ``scopes`` of the settings. A send needs a permit of these limits, too:
+        from when its worker knows them, within 5 s, and counted from then on. Raises InvalidValue,
+        StoreUnavailable, ReservationsUnavailable.
+        """
+        return self._app.quota_list.put_limits(kind, name, limits)
+
+    def unset_limits(self, kind: str, name: str) -> ScopeQuotas:
+        """End the limits of a scope; messages that wait for them leave when they were to."""
+        return self._app.quota_list.put_limits(kind, name, None)
+
     def quotas_of(self, kind: str, name: str) -> ScopeQuotas:
-        """Return the quotas of one scope, its own or those of its kind. Raises likewise."""
+        """Return the quotas of one scope, its own or those of its kind, and its limits.
+
+        Raises likewise.
+        """
         return self._app.quota_list.of(kind, name)
 
     def scope_settings(self, kind: str | None = None) -> tuple[ScopeQuotas, ...]:
-        """Return the scopes with quotas of their own, in the order of kinds and names."""
+        """Return the scopes with quotas or limits of their own, by kinds and names."""
         return self._app.quota_list.all(kind)
 
     def verify_windows(self) -> Verified:
@@ -997,6 +1013,8 @@ class Dispatcher:
     aunset_quotas = awaited(unset_quotas)
     aquotas_of = awaited(quotas_of)
     ascope_settings = awaited(scope_settings)
+    aset_limits = awaited(set_limits)
+    aunset_limits = awaited(unset_limits)
     averify_windows = awaited(verify_windows)
     arebuild_windows = awaited(rebuild_windows)
     aget = awaited(get)

@@ -308,6 +308,7 @@ class CalendarLimit(_CountPerPeriod):
 
 
 AnyQuota = Quota | CalendarQuota
+SendLimit = Limit | CalendarLimit
 
 
 def places(quota: AnyQuota, priority: int, instant_ms: int | None = None, zone: str = "UTC") -> int:

@@ -1,4 +1,4 @@
-"""Quotas of single scopes."""
+"""Quotas and limits of single scopes."""
 
 from __future__ import annotations
 
@@ -14,39 +14,57 @@ from dispatcher.submission.quotas import ScopeQuotas
 _KINDS = "recipient, recipient.CHANNEL, channel.CHANNEL, or a kind of the settings."
 Kind = Annotated[str, typer.Argument(metavar="KIND", help=_KINDS)]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Its name: acme.")]
+Limits = Annotated[
+    bool, typer.Option("--limits", help="Not its quotas, but the limits of its sends.")
+]
 
 
 @command_group
 def quotas() -> None:
-    """Give single scopes quotas of their own. Every process knows them within 5 seconds."""
+    """Give single scopes quotas and limits. Every process knows them within 5 seconds."""
 
 
-@command("dispatcher quotas set tenant acme 100/hour '5000/month in Europe/Berlin'", of=quotas)
+@command(
+    "dispatcher quotas set tenant acme 100/hour '5000/month in Europe/Berlin'",
+    "dispatcher quotas set tenant acme --limits 10/second",
+    of=quotas,
+)
 def set_(
-    kind: Kind, name: Name, quotas: Annotated[list[str], typer.Argument(metavar="QUOTA...")]
+    kind: Kind,
+    name: Name,
+    quotas: Annotated[list[str], typer.Argument(metavar="QUOTA...")],
+    limits: Limits = False,
 ) -> None:
     """Set the quotas of a scope, instead of those of its kind. What is booked stays."""
     with Dispatcher() as dispatcher:
-        _tell(dispatcher.set_quotas(kind, name, quotas))
+        put = dispatcher.set_limits if limits else dispatcher.set_quotas
+        _tell(put(kind, name, quotas))
 
 
 @command("dispatcher quotas unset tenant acme", of=quotas)
-def unset(kind: Kind, name: Name) -> None:
+def unset(kind: Kind, name: Name, limits: Limits = False) -> None:
     """Give a scope the quotas of its kind again."""
     with Dispatcher() as dispatcher:
-        _tell(dispatcher.unset_quotas(kind, name))
+        put = dispatcher.unset_limits if limits else dispatcher.unset_quotas
+        _tell(put(kind, name))
 
 
 @command("dispatcher quotas list", "dispatcher quotas list tenant", of=quotas, json=JSON_LINES)
 def list_(kind: Annotated[str | None, typer.Argument(metavar="KIND")] = None) -> None:
-    """List the scopes that have quotas of their own."""
+    """List the scopes that have quotas or limits of their own."""
     with Dispatcher() as dispatcher:
         listed = dispatcher.scope_settings(kind)
-    others = {"quotas": lambda of_one: "; ".join(of_one.quotas)}
-    output.tell_rows(listed, ("kind", "name"), others, otherwise="no scope has quotas of its own")
+    others = {
+        "quotas": lambda of_one: "; ".join(of_one.quotas),
+        "limits": lambda of_one: "; ".join(of_one.limits),
+    }
+    output.tell_rows(
+        listed, ("kind", "name"), others, otherwise="no scope has quotas or limits of its own"
+    )
 
 
 def _tell(now: ScopeQuotas) -> None:
     shown = f"{now.kind} {now.name} has {'; '.join(now.quotas)}"
+    shown += f", and limits of {'; '.join(now.limits)}" if now.limits else ""
     over = f"\nbookings to come that are more than that: {now.over}; they stay" if now.over else ""
     output.tell(now, shown + over)

@@ -686,7 +686,8 @@ def permit_of(claim: Claim, settings: Settings | None = None) -> Permit:
     message = claim.message
     of = message.channel, message.scope, message.scopes, message.campaign
     share = "" if settings is None else settings.share_of(*of)
-    return Permit(message.id, claim.token, message.scope, message.channel, message.priority, share)
+    scope, channel = message.scope, message.channel
+    return Permit(message.id, claim.token, scope, channel, message.priority, share, message.scopes)
 
 
 def _held_for(claim: Claim, wait: timedelta) -> timedelta:

@@ -155,9 +155,11 @@ class Reconciler:
             life = self.settings.settle + MARKER_SPARE
             under_way: list[Permit] = []
             for rows in self.store.permits(memory=self.permits.memory, batch=_ROWS_AT_ONCE):
-                known = [(Permit(*row[:4]), row.age) for row in rows]
+                known = [(Permit(*row[:4], scopes=row.scopes), row.age) for row in rows]
                 self.permits.restore(known, permits.permit_markers, marker_life=life)
-                under_way += [Permit(*row[:4]) for row in rows if row.is_under_way]
+                under_way += [
+                    permit for (permit, _), row in zip(known, rows, strict=True) if row.is_under_way
+                ]
             self._correct(under_way, permits)
         opened_logs = self.upkeep.open(permits)
         opened += opened_logs

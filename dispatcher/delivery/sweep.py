@@ -152,7 +152,7 @@ class Sweep:
         if not rows:
             return 0
         # First: once they are put back, the store returns them no more.
-        give_back(self.permits, [Permit(*row[:4]) for row in rows])
+        give_back(self.permits, [Permit(*row[:4], scopes=row.scopes) for row in rows])
         fault("rescue.before_put_back")
         self.store.put_back(rows, wait=self.settings.claim_ttl, died=left.died)
         for row in rows:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -37,7 +37,7 @@ from dispatcher.redis.keys import (
     share_clock_of,
 )
 from dispatcher.redis.scripts import Call, replies_of, script
-from dispatcher.scope import NO_SCOPE
+from dispatcher.scope import NO_SCOPE, OWN_SCOPE
 from dispatcher.times.clock import MILLISECOND, Clock
 from dispatcher.times.send_time import from_ms
 
@@ -49,9 +49,11 @@ _TRIES = 3
 _COST = 10_000
 """Of a permit, in the time of a share that weighs 1."""
 _NO_WEIGHTS: Mapping[str, Mapping[str, float]] = MappingProxyType({})
-_NO_LIMITS: Mapping[str, Sequence[LogLimit]] = MappingProxyType({})
+_NO_LIMITS: Mapping[tuple[str, str], Sequence[LogLimit]] = MappingProxyType({})
 _MOST_AT_ONCE = 500
 """One script restores at most so many permits; it then runs for a few milliseconds."""
+_SOON = timedelta(minutes=1)
+"""One that comes again within this time for another limit keeps its place in the lines before."""
 _PERIODS = 5  # the one before, the present one, and those in which turns are looked for
 _ROOM_NOTED_MS = 3_600_000
 CLOSED_BY_PROVIDER = "closed by its provider"
@@ -76,7 +78,7 @@ class Permit(NamedTuple):
     """One leave to send: for one attempt of one message.
 
     Where a limit is short, a larger ``priority`` goes first, and within one the values of ``share``
-    get fair shares.
+    get fair shares. ``scopes`` are further ones, by kind: it needs a permit of each with limits.
     """
 
     message_id: UUID
@@ -85,6 +87,7 @@ class Permit(NamedTuple):
     channel: str
     priority: int = 0
     share: str = ""
+    scopes: Mapping[str, str] | None = None
 
     @property
     def member(self) -> bytes:
@@ -112,7 +115,7 @@ class _Leg(NamedTuple):
 
 
 _Legs = tuple[_Leg, ...]
-"""The leg in the shard of the channel, and before it that of the scope, if in another shard."""
+"""The leg in the shard of the channel, and before it those of scopes in other shards."""
 _Words = tuple[list[str], list[int | bytes]]
 """Keys and arguments of a call of a script."""
 
@@ -161,12 +164,12 @@ def reaches_ms(
 
 
 class Permits:
-    """Takes a permit for each send from the limits of its scope, if it has one, and its channel.
+    """Takes a permit for each send from the limits of its scopes, if they have some, and channel.
 
     ``clock`` only guesses in which calendar periods the time of Redis lies. ``weights`` are those
-    of shares, by channel; others weigh 1. ``own_limits`` returns those of scopes that have other
-    ones than ``scope_limits``, the same object until they change. Raises LimitersUnavailable
-    whenever Redis cannot be trusted to answer.
+    of shares, by channel; others weigh 1. ``own_limits`` returns those of single scopes, by kind
+    and name, the same object until they change: those of own scopes replace ``scope_limits``.
+    Raises LimitersUnavailable whenever Redis cannot be trusted to answer.
     """
 
     def __init__(
@@ -179,22 +182,22 @@ class Permits:
         channel_limits: Mapping[str, Sequence[LogLimit]],
         clock: Clock,
         weights: Mapping[str, Mapping[str, float]] = _NO_WEIGHTS,
-        own_limits: Callable[[], Mapping[str, Sequence[LogLimit]]] = lambda: _NO_LIMITS,
+        own_limits: Callable[[], Mapping[tuple[str, str], Sequence[LogLimit]]] = lambda: _NO_LIMITS,
     ) -> None:
         self._client = client
         self._weights = weights
         self._clock = clock
         self._shards = permit_parts(namespace, shards)
         self._scope_kind = _LogKind(scope_limits, _SCOPES) if scope_limits else None
-        self._own_limits, self._own = own_limits, _NO_LIMITS
-        # A scope has no herd, and a cancelled message must not make the next one wait.
+        self._own_limits = own_limits
+        # An own scope has no herd, and a cancelled message must not make the next one wait.
         self._channel_kinds = {
             name: _LogKind(limits, _channel(name), gives_turns=True)
             for name, limits in channel_limits.items()
             if limits
         }
         self._channel_leg = cache(self._leg_of_channel)
-        self._legs = lru_cache(_LEGS_KEPT)(partial(self._legs_of, _NO_LIMITS))
+        self._read(_NO_LIMITS)
         self._owed: deque[Permit] = deque(maxlen=_MOST_OWED)
         # By how much the server of each shard is ahead of the clock, as far as that is known.
         self._ahead_ms: dict[PermitKeys, int] = {}
@@ -213,27 +216,29 @@ class Permits:
         back after ``retry_after``, when its turn has come. Where this raises LimitersUnavailable
         any of them may be granted, and all are to be given back.
 
-        In one shard one script decides. Of several, scopes are asked before the channel, with one
-        script in each shard, in one round trip to each node; the permit of a scope whose channel
-        refuses is returned, and makes room for those that it was refused. A process that dies in
-        between leaves permits of scopes that are not used: until these are too old, their scopes
-        are limited more strictly, and never less.
+        In one shard one script decides. Of several, scopes are asked before the channel, one after
+        the other, with one script in each shard, in one round trip to each node; the permit of a
+        scope is returned where another one or the channel refuses, and makes room for those that it
+        was refused. A process that dies in between leaves permits of scopes that are not used:
+        until these are too old, their scopes are limited more strictly, and never less.
         """
-        own = self._own_limits()
-        if own is not self._own:
-            self._legs = lru_cache(_LEGS_KEPT)(partial(self._legs_of, own))
-            self._own = own
+        self._refresh()
         numbers = sorted(range(len(permits)), key=lambda n: -permits[n].priority)
-        legs_of = {n: self._legs(permits[n].scope, permits[n].channel) for n in numbers}
-        scope_legs = {n: legs[0] for n, legs in legs_of.items() if len(legs) > 1}
-        of_scopes = self._take(permits, scope_legs, within) if scope_legs else {}
-        channel_legs = {
-            n: legs[-1] for n, legs in legs_of.items() if n not in of_scopes or of_scopes[n].allowed
-        }
-        answers = of_scopes | self._take(permits, channel_legs, within)
-        self._return(
-            [permits[n] for n in scope_legs.keys() & channel_legs if not answers[n].allowed]
-        )
+        legs_of = {n: self._legs_to(permits[n]) for n in numbers}
+        answers: dict[int, PermitAnswer] = {}
+        partly: list[tuple[Permit, timedelta]] = []
+        for left in range(max(map(len, legs_of.values()), default=0), 0, -1):
+            asked = {
+                n: legs[-left]
+                for n, legs in legs_of.items()
+                if len(legs) >= left and (n not in answers or answers[n].allowed)
+            }
+            granted = asked.keys() & answers
+            answers |= self._take(permits, asked, within)
+            for n in [n for n in granted if not answers[n].allowed]:
+                soon = answers[n].retry_after <= _SOON and answers[n].limit != CLOSED_BY_PROVIDER
+                partly.append((permits[n], answers[n].retry_after if soon else timedelta(0)))
+        self._return(partly)
         return [answers[n] for n in range(len(permits))]
 
     def _take(
@@ -317,7 +322,7 @@ class Permits:
         """Note how long ago the send of each ended; negative: how long it may still take."""
         calls: dict[PermitKeys, _Words] = {}
         for permit, since in used:
-            for leg in self._legs(permit.scope, permit.channel):
+            for leg in self._legs_to(permit):
                 names, words = calls.setdefault(leg.keys, ([], []))
                 names += leg.logs
                 words += (since // MILLISECOND, permit.member) * len(leg.logs)
@@ -330,26 +335,28 @@ class Permits:
         Redis does not take them back, the next call does this once more: a permit without an
         attempt must make no message wait.
         """
+        self._refresh()
         owed = [*unused]
         with suppress(IndexError):  # other threads take from it, too
             while True:
                 owed.append(self._owed.popleft())
         try:
-            self._return(owed)
+            self._return([(permit, timedelta(0)) for permit in owed])
         except LimitersUnavailable:
             self._owed.extend(owed)
             raise
 
-    def _return(self, unused: Sequence[Permit]) -> None:
+    def _return(self, unused: Sequence[tuple[Permit, timedelta]]) -> None:
+        """Return permits; with a wait they keep their places in lines, as they soon come again."""
         calls: dict[PermitKeys, _Words] = {}
-        for permit in unused:
-            for leg in self._legs(permit.scope, permit.channel):
+        for permit, wait in unused:
+            for leg in self._legs_to(permit):
                 if leg.logs:
                     start: _Words = [leg.keys.room], [_ROOM_NOTED_MS]
                     names, words = calls.setdefault(leg.keys, start)
                     for log in leg.logs:
-                        names += (log, line_of(log))
-                        words.append(permit.member)
+                        names += (log, line_of(log), order_of(log), share_clock_of(log))
+                        words += (permit.member, permit.priority, wait // MILLISECOND)
         self._replies("give_back_permits", [*calls.values()])
 
     def waiting(self, *, logs: int, each: int) -> dict[str, list[UUID]]:
@@ -414,9 +421,10 @@ class Permits:
         shards and are kept alive; in a shard in which another rebuild has its own nothing is
         written.
         """
+        self._refresh()
         members: dict[PermitKeys, list[tuple[str, int, bytes]]] = {keys: [] for keys in markers}
         for permit, age in taken:
-            for leg in self._legs(permit.scope, permit.channel):
+            for leg in self._legs_to(permit):
                 for log in leg.logs if leg.keys in members else ():
                     members[leg.keys].append((log, age // MILLISECOND, permit.member))
         lengths = marker_life // MILLISECOND, self.memory // MILLISECOND
@@ -429,19 +437,27 @@ class Permits:
                 calls.append((names, [markers[keys], *lengths, *words]))
         self._replies("restore_permits", calls)
 
-    def forget(self, scope: str, counting: Callable[[Sequence[UUID]], Mapping[UUID, bool]]) -> None:
+    def forget(
+        self,
+        scope: str,
+        counting: Callable[[Sequence[UUID]], Mapping[UUID, bool]],
+        kinds: Iterable[str] = (),
+    ) -> None:
         """Delete from the log of a scope the permits of messages that do not count against it.
 
-        ``counting`` returns that of the messages that are stored.
+        Also of those of ``kinds`` with its name. ``counting`` returns that of the messages that
+        are stored.
         """
-        log = self._keys_of(scope).scope(scope)
-        with translated:
-            permits = cast("list[bytes]", self._client.zrange(log, 0, -1))
-            ids = {permit: UUID(bytes=permit[:16]) for permit in permits}
-            stored = counting([*ids.values()]) if permits else {}
-            gone = [permit for permit, id_ in ids.items() if not stored.get(id_, False)]
-            if gone:
-                self._client.zrem(log, *gone)
+        logs = [self._keys_of(scope).scope(scope)]
+        logs += [self._keys_of(f"{kind}:{scope}").further(kind, scope) for kind in kinds]
+        for log in logs:
+            with translated:
+                permits = cast("list[bytes]", self._client.zrange(log, 0, -1))
+                ids = {permit: UUID(bytes=permit[:16]) for permit in permits}
+                stored = counting([*ids.values()]) if permits else {}
+                gone = [permit for permit, id_ in ids.items() if not stored.get(id_, False)]
+                if gone:
+                    self._client.zrem(log, *gone)
 
     def _replies(self, name: str, calls: Sequence[Call]) -> list[Any]:
         try:
@@ -449,19 +465,52 @@ class Permits:
         except ERRORS as error:
             raise LimitersUnavailable(reason(error)) from cause(error)
 
+    def _refresh(self) -> None:
+        if (own := self._own_limits()) is not self._own:
+            self._read(own)
+
+    def _read(self, own: Mapping[tuple[str, str], Sequence[LogLimit]]) -> None:
+        """Make legs by these limits of single scopes from now on.
+
+        What is granted by the ones before is settled and returned in the logs that there are now:
+        in one that ended it counts until it is too old.
+        """
+
+        def kind_of(named: tuple[str, str]) -> _LogKind | None:
+            kind, _ = named
+            if not (limits := own.get(named)):
+                return self._scope_kind if kind == OWN_SCOPE and limits is None else None
+            return _LogKind(limits, kind or _SCOPES, gives_turns=kind != OWN_SCOPE)
+
+        self._legs = lru_cache(_LEGS_KEPT)(partial(self._legs_of, cache(kind_of)))
+        self._own = own
+
+    def _legs_to(self, permit: Permit) -> _Legs:
+        own = self._own
+        further = permit.scopes.items() if permit.scopes and own else ()
+        return self._legs(
+            permit.scope, permit.channel, *[named for named in further if named in own]
+        )
+
     def _legs_of(
-        self, own_limits: Mapping[str, Sequence[LogLimit]], scope: str, channel: str
+        self,
+        kind_of: Callable[[tuple[str, str]], _LogKind | None],
+        scope: str,
+        channel: str,
+        *further: tuple[str, str],
     ) -> _Legs:
-        leg, kind = self._channel_leg(channel), self._scope_kind
-        if (own := own_limits.get(scope)) is not None:
-            kind = _LogKind(own, _SCOPES) if own else None
-        if scope == NO_SCOPE or kind is None:
-            return (leg,)
-        keys = self._keys_of(scope)
-        logs = {keys.scope(scope): kind}
-        if keys is leg.keys:
-            return (leg._replace(logs=logs | leg.logs),)
-        return _Leg(keys, logs), leg
+        last = self._channel_leg(channel)
+        logs: dict[PermitKeys, dict[str, _LogKind]] = defaultdict(dict)
+        if scope != NO_SCOPE and (of_scope := kind_of((OWN_SCOPE, scope))):
+            keys = self._keys_of(scope)
+            logs[keys][keys.scope(scope)] = of_scope
+        for kind, name in further:
+            if of_scope := kind_of((kind, name)):
+                keys = self._keys_of(f"{kind}:{name}")
+                logs[keys][keys.further(kind, name)] = of_scope
+        near = logs.pop(last.keys, {})
+        others = [_Leg(keys, of_shard) for keys, of_shard in logs.items()]
+        return (*others, last._replace(logs=near | last.logs))
 
     def _leg_of_channel(self, channel: str) -> _Leg:
         keys, kind = self._keys_of(channel), self._channel_kinds.get(channel)

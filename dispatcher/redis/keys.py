@@ -99,6 +99,9 @@ class PermitKeys(_PartKeys):
     def channel(self, channel: str) -> str:
         return f"{self.contents}:channel:{channel}"
 
+    def further(self, kind: str, name: str) -> str:
+        return f"{self.contents}:of:{kind}:{name}"
+
     @cached_property
     def room(self) -> str:
         """ZSET of logs in which room was made; score: permits given back while messages waited."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from dispatcher.errors import ReservationsUnavailable
-from dispatcher.quota import AnyQuota, CalendarQuota, Limit, Quota, places, send_limits
+from dispatcher.quota import AnyQuota, CalendarQuota, Quota, SendLimit, places, send_limits
 from dispatcher.redis.scripts import Call, packed
 from dispatcher.scope import OWN_SCOPE, Scope
 from dispatcher.times.quiet_hours import Hours, Interval
@@ -124,8 +124,9 @@ class Rules:
         self,
         quotas: Mapping[str, Sequence[AnyQuota]],
         own: Mapping[Named, QuotaSet] = MappingProxyType({}),
+        limits: Mapping[Named, Sequence[SendLimit]] = MappingProxyType({}),
     ) -> None:
-        self.own = own
+        self.own, self.limits = own, limits
         of_kinds = {kind: QuotaSet(of_kind) for kind, of_kind in quotas.items()}
         self._sets: dict[Any, QuotaSet] = {**of_kinds, **own}
         """By kind; those of single scopes by kind and name."""
@@ -142,13 +143,10 @@ class Rules:
         return of.quotas if of else ()
 
     @cached_property
-    def own_limits(self) -> Mapping[str, Sequence[Limit]]:
-        """For the sends of those that have quotas of their own as the own scope of messages."""
-        return {
-            name: send_limits(of.quotas)
-            for (kind, name), of in self.own.items()
-            if kind == OWN_SCOPE
-        }
+    def own_limits(self) -> Mapping[Named, Sequence[SendLimit]]:
+        """For sends: those of single scopes, and what quotas of a message's own scope mean."""
+        own = [named for named in self.own if named[0] == OWN_SCOPE]
+        return {**self.limits, **{named: send_limits(self.own[named].quotas) for named in own}}
 
     @property
     def longest_ms(self) -> int:

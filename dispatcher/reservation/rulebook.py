@@ -1,4 +1,4 @@
-"""The rules in force in this process: quotas by the settings, and those of single scopes by SQL."""
+"""The rules in force in this process: by the settings, and those of single scopes by SQL."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from dispatcher.errors import InvalidValue, StoreUnavailable
-from dispatcher.quota import AnyQuota, parse_quota
+from dispatcher.quota import AnyQuota, parse_limit, parse_quota
 from dispatcher.reservation.encoding import Named, QuotaSet, Rules
 from dispatcher.scope import OWN_KIND, OWN_SCOPE
 from dispatcher.times.clock import Clock
@@ -19,8 +19,8 @@ _FRESH_SECONDS, _BOUND_SECONDS = 2, 4
 _LATE_COMMIT = timedelta(minutes=1)
 _WHOLE_SECONDS = 600
 
-Change = tuple[str, str, Sequence[str] | None, datetime]
-"""Kind and name of a scope, its own quotas, and when it got them; None when they ended."""
+Change = tuple[str, str, Sequence[str] | None, Sequence[str] | None, datetime]
+"""Kind and name of a scope, its own quotas and limits, and when it got them; None: it has none."""
 
 
 class RuleBook:
@@ -73,21 +73,25 @@ class RuleBook:
         if self._read_at is not None and now - self._whole_at < _WHOLE_SECONDS:
             since = timedelta(seconds=now - self._read_at) + _LATE_COMMIT
         rows, own = [*self._changed(since)], dict(self.latest.own)
+        limits = dict(self.latest.limits)
         if since is None:
             self._whole_at = now
             gone = self._seen.keys() - {row[:2] for row in rows}
-            rows += [(kind, name, None, self._seen[kind, name][-1]) for kind, name in gone]
+            rows += [(*named, None, None, self._seen[named][-1]) for named in gone]
         rows = [row for row in rows if self._seen.get(row[:2]) != row]
         for row in rows:
-            kind, name, quotas, _ = row
+            kind, name, quotas, sends, _ = row
             self._seen[kind, name] = row
             key = OWN_SCOPE if kind == OWN_KIND else kind, name
             own.pop(key, None)
+            limits.pop(key, None)
             try:
                 if quotas is not None and key[0] in self._quotas:
                     own[key] = QuotaSet([*map(parse_quota, quotas)])
+                if sends is not None:
+                    limits[key] = [*map(parse_limit, sends)]
             except InvalidValue as error:
-                log.error("a %s has quotas of a newer version: %s", kind, error)  # noqa: TRY400 - it says all there is
+                log.error("a %s has rules of a newer version: %s", kind, error)  # noqa: TRY400 - it says all there is
         if rows:
-            self.latest = Rules(self._quotas, own)
+            self.latest = Rules(self._quotas, own, limits)
         self._read_at = self._tried_at = now

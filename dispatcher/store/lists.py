@@ -116,25 +116,27 @@ class Pauses:
 
 
 class ScopeSetting(NamedTuple):
-    """The quotas that one scope has of its own since ``changed_at``; None: it has none any more."""
+    """What one scope has of its own since ``changed_at``; None: it has none, or none any more."""
 
     kind: str
     name: str
     quotas: tuple[str, ...] | None
+    limits: tuple[str, ...] | None
     changed_at: datetime
 
 
 class ScopeSettings:
-    """Quotas of single scopes. A row whose quotas are gone stays, so that all processes learn."""
+    """Quotas and limits of single scopes. A row without any stays, so that all processes learn."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._table = database.tables.scope_settings
 
-    def put(self, kind: str, name: str, quotas: Sequence[str] | None) -> None:
+    def put(self, kind: str, name: str, field: str, texts: Sequence[str] | None) -> None:
+        """Write the ``quotas`` or ``limits`` of a scope; None ends them."""
         row, now = self._table.c, database_now()
-        values = {"quotas": quotas and list(quotas), "changed_at": now}
-        if quotas is None or not self._database.add_if_absent(
+        values = {field: texts and list(texts), "changed_at": now}
+        if texts is None or not self._database.add_if_absent(
             self._table, kind=kind, name=name, **values
         ):
             of_this = update(self._table).where(row.kind == kind, row.name == name)
@@ -143,11 +145,11 @@ class ScopeSettings:
     def changed(self, within: timedelta | None = None) -> list[ScopeSetting]:
         """Return what was changed within that time; by default all that there is."""
         row = self._table.c
-        query = select(row.kind, row.name, row.quotas, row.changed_at)
+        query = select(row.kind, row.name, row.quotas, row.limits, row.changed_at)
         if within is not None:
             query = query.where(row.changed_at > later(database_now(), -within))
-        return [ScopeSetting(kind, name, quotas and tuple(quotas), changed_at)
-                for kind, name, quotas, changed_at in self._database.read(query)]  # fmt: skip
+        return [ScopeSetting(kind, name, quotas and tuple(quotas), limits and tuple(limits), at)
+                for kind, name, quotas, limits, at in self._database.read(query)]  # fmt: skip
 
 
 class PersonalData:

@@ -70,6 +70,7 @@ class UnbegunClaim(NamedTuple):
     scope: str
     channel: str
     attempt: int
+    scopes: Mapping[str, str] | None
     counts: bool
     status: Status
 
@@ -97,6 +98,7 @@ class PermitRow(NamedTuple):
     channel: str
     age: timedelta
     is_under_way: bool
+    scopes: Mapping[str, str] | None
 
 
 class ReservationState(NamedTuple):
@@ -237,7 +239,7 @@ class StoreMaintenance:
         self, message_ids: Sequence[UUID], *, mark: UUID, died: bool = True
     ) -> list[UnbegunClaim]:
         row = self._tables.messages.c
-        columns = (row.id, row.claim_token, row.scope, row.channel, row.attempt_count)
+        columns = (row.id, row.claim_token, row.scope, row.channel, row.attempt_count, row.scopes)
         counts = self._is_suspect if died else sa.false()
         fails = sa.and_(counts, row.attempt_count >= row.max_attempts)
         query = (
@@ -420,6 +422,7 @@ class StoreMaintenance:
             attempts.c.token,
             messages.c.scope,
             messages.c.channel,
+            messages.c.scopes,
             attempts.c.finished_at,
             sa.func.coalesce(attempts.c.finished_at, messages.c.claim_expires_at, now).label("end"),
             now.label("now"),
@@ -435,7 +438,7 @@ class StoreMaintenance:
         )
         for page in rows:
             yield [
-                PermitRow._make((*row[:4], row.now - row.end, row.finished_at is None))
+                PermitRow._make((*row[:4], row.now - row.end, row.finished_at is None, row.scopes))
                 for row in page
             ]
 

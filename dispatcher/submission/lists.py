@@ -227,4 +227,4 @@ class Erasure:
         counting = partial(self.personal_data.counting, name)
         for scope in scopes:
             self.upkeep.forget(scope, counting)
-        self.permits.forget(name, counting)
+        self.permits.forget(name, counting, self.settings.scopes)

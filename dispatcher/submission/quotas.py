@@ -1,17 +1,18 @@
-"""Quotas of single scopes, changed while everything runs."""
+"""Quotas and limits of single scopes, changed while everything runs."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import cast
+from operator import itemgetter
+from typing import TypeVar, cast
 
 from dispatcher.channel import split
 from dispatcher.errors import InvalidDraft, InvalidValue, quoted
 from dispatcher.message import MAX_PRIORITY, MAX_RECIPIENT, check_text, scope_name
-from dispatcher.quota import AnyQuota, Quota, parse_quota, places
+from dispatcher.quota import AnyQuota, Quota, SendLimit, parse_limit, parse_quota, places
 from dispatcher.reservation.contents import Contents
 from dispatcher.reservation.encoding import longest_ms
 from dispatcher.reservation.rulebook import RuleBook
@@ -23,6 +24,7 @@ from dispatcher.store.maintenance import StoreMaintenance
 from dispatcher.times.clock import Clock
 from dispatcher.times.send_time import to_ms
 
+Rule = TypeVar("Rule", bound=AnyQuota | SendLimit)
 _MOST_TOLD = 100_000
 _EVER_MS = 10**15
 _ROWS_AT_ONCE = 1_000
@@ -30,7 +32,7 @@ _ROWS_AT_ONCE = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeQuotas:
-    """The quotas of one scope: its ``own``, or those of its kind.
+    """The quotas of one scope: its ``own``, or those of its kind; and the limits of its sends.
 
     ``over`` is how many of its bookings to come are more than they allow; those stay. The first
     100,000 that count are looked at.
@@ -41,11 +43,12 @@ class ScopeQuotas:
     quotas: tuple[str, ...]
     own: bool = True
     over: int = 0
+    limits: tuple[str, ...] = ()
 
 
 @dataclass(kw_only=True)
 class QuotaList:
-    """Gives single scopes quotas of their own. Each call may be made again."""
+    """Gives single scopes quotas and limits of their own. Each call may be made again."""
 
     settings: Settings
     clock: Clock
@@ -61,36 +64,56 @@ class QuotaList:
         What only these count is put back into its window before they are in force, and once more:
         a sweep or a rebuild that did not know of them may have deleted it meanwhile.
         """
-        scopes = self._scopes(kind, name)
-        own = () if quotas is None else self._read(quotas)
+        scopes = self._scopes(kind, name, self.settings.kinds_with_quotas)
+        own = () if quotas is None else self._read("quotas", parse_quota, quotas)
         for scope in scopes:
             self._complete(scope, own)
-            self.scope_settings.put(kind, scope.name, [*map(str, own)] or None)
+            self.scope_settings.put(kind, scope.name, "quotas", [*map(str, own)] or None)
             self._complete(scope, own)
         return self.of(kind, name)
 
+    def put_limits(self, kind: str, name: str, limits: str | Iterable[str] | None) -> ScopeQuotas:
+        """Set the limits of the sends of a scope; None ends them."""
+        [scope] = self._scopes(kind, name, [*self.settings.scopes], "limits")
+        own = () if limits is None else self._read("limits", parse_limit, limits)
+        self.scope_settings.put(kind, scope.name, "limits", [*map(str, own)] or None)
+        return self.of(kind, name)
+
     def of(self, kind: str, name: str) -> ScopeQuotas:
-        scopes, rules = self._scopes(kind, name), self.rules.fresh()
+        known = self.settings.kinds_with_quotas
+        scopes, rules = self._scopes(kind, name, known), self.rules.fresh()
         of_first, name = scopes[0].kind, scopes[0].name
         quotas, own = rules.quotas(of_first, name), (of_first, name) in rules.own
         over = sum(self._over(scope, quotas) for scope in scopes)
-        return ScopeQuotas(kind=kind, name=name, quotas=tuple(map(str, quotas)), own=own, over=over)
+        limits = map(str, rules.limits.get((kind, name), ()))
+        return ScopeQuotas(kind=kind, name=name, quotas=tuple(map(str, quotas)), own=own, over=over,
+                           limits=tuple(limits))  # fmt: skip
 
     def all(self, kind: str | None) -> tuple[ScopeQuotas, ...]:
-        rows = sorted(self.scope_settings.changed())
+        rows = sorted(self.scope_settings.changed(), key=itemgetter(0, 1))
+        of_kinds = self.settings.quotas_of
         return tuple(
-            ScopeQuotas(kind=row.kind, name=row.name, quotas=row.quotas)
+            ScopeQuotas(
+                kind=row.kind,
+                name=row.name,
+                quotas=row.quotas or tuple(map(str, of_kinds.get(row.kind, ()))),
+                own=row.quotas is not None,
+                limits=row.limits or (),
+            )
             for row in rows
-            if row.quotas is not None and kind in (None, row.kind)
+            if (row.quotas or row.limits) and kind in (None, row.kind)
         )
 
-    def _scopes(self, kind: str, name: str) -> list[Scope]:
+    def _scopes(
+        self, kind: str, name: str, known: Sequence[str], what: str = "quotas"
+    ) -> list[Scope]:
         """Return the scope; those of a recipient in each spelling of the channels."""
-        known = self.settings.kinds_with_quotas
         kind, name = check_text("kind", kind), check_text("name", name, longest=MAX_RECIPIENT)
         if kind not in known:
-            problem = f"the settings have no quotas for a kind {quoted(kind)}"
-            raise InvalidValue("kind", problem, ", ".join(known))
+            problem = f"no scope of a kind {quoted(kind)} can have {what} of its own"
+            raise InvalidValue(
+                "kind", problem, ", ".join(known) or "one of [scopes] in the settings"
+            )
         kind, channel = OWN_SCOPE if kind == OWN_KIND else kind, kind.partition(".")[2]
         names: Iterable[str] = (name,)
         if kind == of_channel(channel) and name != channel:
@@ -101,17 +124,19 @@ class QuotaList:
             names = dict.fromkeys(map(scope_name, names))
         return [scope_named(kind, name) for name in names]
 
-    def _read(self, quotas: str | Iterable[str]) -> Sequence[AnyQuota]:
+    def _read(
+        self, field: str, parse: Callable[[str], Rule], texts: str | Iterable[str]
+    ) -> Sequence[Rule]:
         try:
-            read = [*map(parse_quota, cast("Iterable[str]", split(quotas)))]
-            self.settings.check_rules("quotas", read)
+            read = [*map(parse, cast("Iterable[str]", split(texts)))]
+            self.settings.check_rules(field, read)
         except InvalidValue as refused:
-            raise InvalidValue("quotas", refused.problem, refused.accepted) from None
+            raise InvalidValue(field, refused.problem, refused.accepted) from None
         except Exception:  # noqa: BLE001 - a value of the caller's may raise anything
-            problem, accepted = f"cannot read {quoted(quotas)}", "texts, such as ['5/hour']"
-            raise InvalidValue("quotas", problem, accepted) from None
+            problem, accepted = f"cannot read {quoted(texts)}", "texts, such as ['5/hour']"
+            raise InvalidValue(field, problem, accepted) from None
         if not read:
-            raise InvalidValue("quotas", "none", "at least one; unset, it has those of its kind")
+            raise InvalidValue(field, "none", "at least one; unset, it has those of its kind")
         return read
 
     def _complete(self, scope: Scope, own: Sequence[AnyQuota]) -> None:

@@ -18,7 +18,7 @@ from dispatcher import Message, PermanentFailure
 from dispatcher.cli import app, every_command
 from dispatcher.cli.app import COMMANDS
 from dispatcher.times.send_time import as_text
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, house_with
 from tests.support.house import House
 
 MESSAGE_FIELDS = set(Message.__dataclass_fields__)
@@ -264,7 +264,18 @@ def test_quotas_of_one_scope_are_set_listed_and_unset(house: House, run: Run) ->
     assert run("quotas", "list", "recipient", "--json").data["quotas"] == ["2/hour", "9/day in UTC"]
     unset = run("quotas", "unset", "recipient", "ada", "--json").data
     assert (unset["own"], unset["over"]) == (False, 0)
-    assert run("quotas", "list").out == "no scope has quotas of its own\n"
+    assert run("quotas", "list").out == "no scope has quotas or limits of its own\n"
+
+
+@house_with(scopes={"tenant": {"quotas": "100/hour"}})
+@pytest.mark.usefixtures("house")
+def test_limits_of_one_scope_are_set_listed_and_unset(run: Run) -> None:
+    ran = run("quotas", "set", "tenant", "acme", "10/second", "9/day in UTC", "--limits")
+    assert ran.out.endswith(", and limits of 10/second; 9/day in UTC\n")
+    assert "10/second; 9/day in UTC" in run("quotas", "list").out
+    [listed] = [run("quotas", "list", "tenant", "--json").data]
+    assert (listed["own"], listed["limits"]) == (False, ["10/second", "9/day in UTC"])
+    assert run("quotas", "unset", "tenant", "acme", "--limits", "--json").data["limits"] == []
 
 
 SHELL = re.compile(r"\s+[|<>]\s+")

@@ -64,11 +64,17 @@ def make(build: Build, tmp_path: Path) -> Make:
 
 
 def due(
-    house: House, *people: str, on_unknown: OnUnknown | None = None, **body: Any
+    house: House,
+    *people: str,
+    on_unknown: OnUnknown | None = None,
+    scopes: dict[str, str] | None = None,
+    **body: Any,
 ) -> list[Message]:
     """Submit for now, and take away the tasks: the test says who delivers."""
     messages = [
-        house.submit(person, channel=CHANNEL, body=BODY | body, on_unknown=on_unknown)
+        house.submit(
+            person, channel=CHANNEL, body=BODY | body, on_unknown=on_unknown, scopes=scopes
+        )
         for person in people or PEOPLE
     ]
     published(house)
@@ -383,11 +389,14 @@ def test_a_message_that_a_killed_worker_did_not_begin_is_due_at_once_and_its_per
     make: Make, point: str
 ) -> None:
     """Long before its claim ends, also where its outcome would have to be held."""
-    house = make(quotas=["1/minute"])
-    [message] = due(house, "ada", on_unknown="hold")
+    house = make(quotas=["1/minute"], scopes={"tenant": {"quotas": "9/hour"}})
+    house.dispatcher.set_limits("tenant", "acme", "1/hour")
+    [message] = due(house, "ada", on_unknown="hold", scopes={"tenant": "acme"})
     die(point, delivers, house.settings, [message])
     assert house.again(message).status is Status.SENDING
+    assert len(house.redis.keys("*:permits:*:of:tenant:acme")) == 1
     assert house.parts.sweep.rescue() == 1
+    assert house.redis.keys("*:permits:*:of:tenant:acme") == []
     now = house.again(message)
     assert (now.status, now.attempt_count) == (Status.SCHEDULED, 0)
     assert now.next_attempt_at == message.next_attempt_at, "it is due as it was"

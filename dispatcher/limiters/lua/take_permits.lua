@@ -387,11 +387,19 @@ for request, words in ipairs(wanted) do
     if at == now then
       take(asks, id, priority, cost)
     elseif binding then
+      -- One that soon comes again for the channel keeps its place in the lines of its scopes.
+      local keeps = closed == now and at <= now + LATE
       for _, asked in ipairs(asks) do
+        local state = asked.state
         if asked == binding then
           join_line(asked, member, at, cost)
-        elseif asked.state.gives_turns and asked.state.waits then
-          leave_line(asked.state, member)
+          keeps = false
+        elseif state.gives_turns and state.waits then
+          if keeps and score_of(state.order, member) then
+            join_line(asked, member, at, cost)
+          else
+            leave_line(state, member)
+          end
         end
       end
     end

@@ -165,7 +165,7 @@ def resume(visit: Visit) -> Response:
 
 
 def quotas(visit: Visit) -> Response:
-    listed = visit.dispatcher.scope_settings()
+    listed = [of_one for of_one in visit.dispatcher.scope_settings() if of_one.own]
     kinds = visit.site.settings.kinds_with_quotas
     return visit.show("quotas.html", listed=listed[:_MOST_ROWS], count=len(listed), kinds=kinds,
                       longest=_LONGEST_REASON)  # fmt: skip
