@@ -349,28 +349,40 @@ def resume(context: CallContext, kind: str, name: str) -> Response:
 
 
 def scope_settings(context: CallContext, kind: str | None = None) -> Response:
-    """Return the first 1,000 scopes that have quotas of their own."""
+    """Return the first 1,000 scopes that have quotas or limits of their own."""
     listed = context.dispatcher.scope_settings(kind)[: models.MOST_LISTED]
     return answer(models.ScopeSettingsOut(scopes=[_quotas_out(context, one) for one in listed]))
 
 
 def quotas_of(context: CallContext, kind: str, scope: str) -> Response:
-    """Return the quotas of a scope: its own, or those of its kind."""
+    """Return the quotas of a scope, its own or those of its kind, and its limits."""
     return answer(_quotas_out(context, context.dispatcher.quotas_of(kind, scope)))
 
 
 def set_quotas(context: CallContext, kind: str, scope: str) -> Response:
-    """Give a scope quotas of its own, known to every process within 5 seconds.
+    """Give a scope quotas or limits of its own, known to every process within 5 seconds.
 
     What is booked stays; `over` counts what of it is more than they allow.
     """
-    quotas = context.payload(models.QuotasIn).quotas
-    return answer(_quotas_out(context, context.dispatcher.set_quotas(kind, scope, quotas)))
+    given, dispatcher = context.payload(models.QuotasIn), context.dispatcher
+    now = None
+    if given.limits is not None:
+        now = (
+            dispatcher.set_limits(kind, scope, given.limits)
+            if given.limits
+            else dispatcher.unset_limits(kind, scope)
+        )
+    if given.quotas is not None or now is None:
+        now = dispatcher.set_quotas(kind, scope, given.quotas or ())
+    return answer(_quotas_out(context, now))
 
 
 def unset_quotas(context: CallContext, kind: str, scope: str) -> Response:
-    """Give a scope the quotas of its kind again."""
-    return answer(_quotas_out(context, context.dispatcher.unset_quotas(kind, scope)))
+    """Give a scope the quotas of its kind again, and end its limits."""
+    now = context.dispatcher.unset_quotas(kind, scope)
+    if now.limits:
+        now = context.dispatcher.unset_limits(kind, scope)
+    return answer(_quotas_out(context, now))
 
 
 def _quotas_out(context: Context, quotas: ScopeQuotas) -> models.ScopeQuotasOut:

@@ -343,13 +343,17 @@ class PausesOut(Out):
 
 
 class QuotasIn(_In):
-    """The quotas that a scope is to have instead of those of its kind."""
+    """The quotas that a scope is to have instead of those of its kind, and limits of its sends.
 
-    quotas: list[str]
+    What is not given stays; `limits` without any end.
+    """
+
+    quotas: list[str] | None = None
+    limits: list[str] | None = None
 
 
 class ScopeQuotasOut(Out):
-    """The quotas of a scope, its `own` or those of its kind.
+    """The quotas of a scope, its `own` or those of its kind; and the limits of its sends.
 
     `over` counts bookings to come that are more than they allow; a list does not tell it.
     """
@@ -360,6 +364,7 @@ class ScopeQuotasOut(Out):
     quotas: list[str]
     own: bool
     over: int
+    limits: list[str]
 
     @classmethod
     def of(cls, quotas: ScopeQuotas, caller: Caller, digest: Digest) -> Self:
@@ -367,11 +372,11 @@ class ScopeQuotasOut(Out):
         if not caller.sees_pause_name(quotas.kind):
             shown = _recipient(quotas.name, caller, digest)
         more = {name: getattr(quotas, name) for name in ("kind", "own", "over")}
-        return cls(quotas=[*quotas.quotas], **more, **shown)
+        return cls(quotas=[*quotas.quotas], limits=[*quotas.limits], **more, **shown)
 
 
 class ScopeSettingsOut(Out):
-    """Scopes that have quotas of their own."""
+    """Scopes that have quotas or limits of their own."""
 
     scopes: list[ScopeQuotasOut]
 

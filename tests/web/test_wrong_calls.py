@@ -260,6 +260,28 @@ def test_a_type_of_bodies_that_cannot_be_used_stops_no_call_on_another_channel(
     assert shop.post(path, json={"send_in_seconds": 60}).status_code == 200
 
 
+def test_quotas_and_limits_of_a_scope_are_set_together_or_one_by_one(
+    build: Build,
+) -> None:
+    house = build(scopes={"tenant": {"quotas": "100/hour"}})
+    shop, path = caller(house), "/v1/scopes/tenant/acme/quotas"
+
+    def put(**given: list[str]) -> tuple[list[str], list[str]]:
+        now = shop.put(path, json=given).json()
+        return now["quotas"], now["limits"]
+
+    assert put(quotas=["7/day"], limits=["2/second"]) == (["7/day"], ["2/second"])
+    assert put(limits=["3/second"]) == (["7/day"], ["3/second"])
+    assert put(quotas=["8/day"]) == (["8/day"], ["3/second"])
+    assert put(limits=[]) == (["8/day"], [])
+    assert put(limits=["3/second"]) == (["8/day"], ["3/second"])
+    ended = shop.delete(path).json()
+    assert (ended["quotas"], ended["own"], ended["limits"]) == (["100/hour"], False, [])
+    for wrong, field in (({}, "quotas"), ({"limits": ["3/fortnight"]}, "limits")):
+        refused = shop.put(path, json=wrong)
+        assert (refused.status_code, refused.json()["field"]) == (422, field)
+
+
 @pytest.mark.parametrize("name", ["https://hooks.example.com/a", "ada/", "zoe\n", "two\nlines"])
 def test_a_name_with_slashes_is_reached_and_one_with_a_line_end_is_not_cut(
     house: House, shop: TestClient, name: str
