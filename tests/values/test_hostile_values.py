@@ -232,7 +232,7 @@ MAIL = {"channel": "mail", "recipient": "ada@shop.example"}
 PARTS = ("subject", "text", "headers", "attachments", "reply_to")
 NEEDED: dict[str, Any] = {
     "message_id": uuid4(), "message_ids": [uuid4()], "drafts": [], "recipient": "ada",
-    "kind": "tenant", "name": "a", "quotas": "5/hour",
+    "kind": "tenant", "name": "a", "quotas": "5/hour", "limits": "5/second",
 }  # fmt: skip
 """What methods need, and what follows is no value: code, iterables and flags of a program."""
 NO_VALUES = {
