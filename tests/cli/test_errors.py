@@ -101,7 +101,7 @@ REFUSALS = {
     "retry {sent}": (5, "is already sent"),
     "reschedule {sent} --send-in '1 hour'": (5, "already sent"),
     "update {sent} --text 'too late'": (5, "already sent"),
-    "update {sent} --priority 0": (5, "already sent"),
+    "update {sent} --priority 7": (5, "already sent"),
     f"{SUBMIT} --send-in 5 --key k": (5, "which has other content"),
 }
 CASES = [*((line, 2, says) for line, says in MISTAKES.items()),
