@@ -486,8 +486,8 @@ class Group:
         fault("deliver.after_permits")
         permitted = defaultdict(list)
         refused, self._waiting, turns = [], [], []
-        pairs = [*zip(claims, answers, strict=True)]
-        for claim, answer in pairs:
+        limits: dict[UUID, str] = {}
+        for claim, answer in zip(claims, answers, strict=True):
             comes_at = now + answer.retry_after.total_seconds()
             if answer.allowed:
                 self._sending[claim.message.id] = claim
@@ -497,15 +497,12 @@ class Group:
                 turns.append(comes_at)
             else:
                 refused.append((claim, answer.retry_after))
+                limits[claim.message.id] = answer.limit
         if turns:  # who comes too late after its turn loses it to others
             self._ask_at = min(max(turns), min(turns) + _ASKING_AGAIN_SECONDS)
         for channel, due in permitted.items():
             delivery.pools[channel].add(self, due)
         if refused:
-            limits = {
-                claim.message.id: answer.limit
-                for claim, answer in zip(claims, answers, strict=True)
-            }
             self._snooze(refused, limits)
 
     def _put_waiting_back(self, wait: timedelta = NO_WAIT) -> None:
