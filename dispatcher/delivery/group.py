@@ -498,7 +498,7 @@ class Group:
             else:
                 refused.append((claim, answer.retry_after))
                 limits[claim.message.id] = answer.limit
-        if turns:  # who comes too late after its turn loses it to others
+        if turns:  # a message that comes late loses its turn to others
             self._ask_at = min(max(turns), min(turns) + _ASKING_AGAIN_SECONDS)
         for channel, due in permitted.items():
             delivery.pools[channel].add(self, due)

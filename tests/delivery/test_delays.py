@@ -1,4 +1,4 @@
-"""What a limit delays for long is told: once, by a transition and by a status message."""
+"""A long delay by a limit is told once, by a transition and by a status message."""
 
 from __future__ import annotations
 
