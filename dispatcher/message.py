@@ -33,7 +33,7 @@ OnUnknown = Literal["retry", "hold"]
 
 MAX_RECIPIENT, MAX_URL = 255, 2_048
 _LONGEST_SCHEME = 16
-MAX_CAMPAIGN = 64
+MAX_CAMPAIGN, MAX_EVENT = 64, 128
 MAX_PRIORITY = 100
 """The largest; the smallest is its negative."""
 dump_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
@@ -226,6 +226,11 @@ class Message:
     short, a larger ``priority`` goes first. ``delayed_by`` names the limit that has delayed it for
     longer than ``tell_delay_after``.
 
+    ``event`` is what it reminds of. ``wish`` is what was asked for, in terms that stay right when
+    the rules of the zone or the event change: a local time (``2026-10-25T02:30:00.000``, with
+    ``;fold=1`` where it is the second of its day) or the offset from the event (``-1 day``). It is
+    None where an instant was asked for.
+
     ``enqueued_at`` is when the message was last enqueued: by the submitter's clock (like
     ``created_at``) where the submit did it, else by the database's. It is None before that, and
     while the message is to be enqueued again after a failure. It is written before the publish: a
@@ -258,6 +263,8 @@ class Message:
     campaign: str | None = None
     priority: int = 0
     delayed_by: str | None = None
+    event: str | None = None
+    wish: str | None = None
 
 
 def is_unchanged(before: Message, now: Message) -> bool:

@@ -16,8 +16,8 @@ from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from dispatcher.django import project
-from dispatcher.message import MAX_CAMPAIGN, MAX_RECIPIENT, MAX_URL, Outcome, Status
-from dispatcher.store.schema import MAX_DELAYED_BY, VOID
+from dispatcher.message import MAX_CAMPAIGN, MAX_EVENT, MAX_RECIPIENT, MAX_URL, Outcome, Status
+from dispatcher.store.schema import MAX_DELAYED_BY, MAX_WISH, VOID
 from dispatcher.times.clock import to_length_ms
 from dispatcher.times.zones import MAX_ZONE
 
@@ -130,6 +130,8 @@ class Message(models.Model):
     campaign = models.CharField(max_length=MAX_CAMPAIGN, null=True)
     priority = models.SmallIntegerField()
     delayed_by = models.CharField(max_length=MAX_DELAYED_BY, null=True)
+    event = models.CharField(max_length=MAX_EVENT, null=True)
+    wish = models.CharField(max_length=MAX_WISH, null=True)
 
     objects = _Messages()
 

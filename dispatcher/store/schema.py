@@ -20,6 +20,7 @@ from sqlalchemy.schema import SchemaItem
 
 from dispatcher.message import (
     MAX_CAMPAIGN,
+    MAX_EVENT,
     MAX_RECIPIENT,
     MAX_URL,
     Attempt,
@@ -70,6 +71,7 @@ UNSENT_STATUSES = (Status.FAILED, Status.EXPIRED, Status.CANCELLED)
 UNSENT = _one_of("status", UNSENT_STATUSES)
 """The condition that a message has ended and was not sent: few are, so that they have an index."""
 
+MAX_WISH = 64
 MAX_DELAYED_BY = 255
 """Longest name of a limit that delays a message."""
 
@@ -97,7 +99,8 @@ CLOCK_STEP = timedelta(days=1)
 
 EVERY_CHANNEL = ""
 """Every channel, in a suppression: a primary key holds no NULL."""
-PAUSED_CHANNEL, PAUSED_RECIPIENT, PAUSED_CAMPAIGN = "channel", "recipient", "campaign"
+PAUSED_CHANNEL, PAUSED_RECIPIENT = "channel", "recipient"
+PAUSED_CAMPAIGN, PAUSED_EVENT = "campaign", "event"
 """The kinds of pauses besides the kinds of scopes of the settings."""
 
 
@@ -126,6 +129,7 @@ _PARTIAL = (
     _Index("notification_due", ("notified_status", "status", "id"), NOTIFICATION_DUE, ()),
     _Index("unsent", ("status", "id"), UNSENT, ()),
     _Index("campaign", ("campaign", "id"), "campaign IS NOT NULL", ("campaign", "id")),
+    _Index("event", ("event", "id"), "event IS NOT NULL", ("event", "id")),
 )
 
 
@@ -190,6 +194,19 @@ class Tables:
             sa.Column("limits", json_type(none_as_null=True)),
             sa.Column("changed_at", Instant, nullable=False, index=True),
         )
+        self.events = table(
+            "events",
+            sa.Column("name", sa.String(MAX_EVENT), primary_key=True),
+            # Another one whenever the event moves or is cancelled: it guards what is stored of it.
+            sa.Column("token", sa.String(12), nullable=False),
+            sa.Column("at", Instant),
+            sa.Column("wish", sa.String(MAX_WISH)),
+            sa.Column("zone", sa.String(MAX_ZONE)),
+            sa.Column("cancelled_at", Instant),
+            sa.Column("definition", json_type(none_as_null=True)),
+            sa.Column("covered", Instant),
+            sa.Column("look_at", Instant, index=True),
+        )
         self.api_keys = table(
             "api_keys",
             sa.Column("id", sa.String(12), primary_key=True),
@@ -232,8 +249,9 @@ class Tables:
         """The condition of the index of the same name."""
         self.stored = sa.select(*self.message_columns).where(self.is_message)
         """The query of messages."""
-        guard = (messages.c.move_token, messages.c.tail, database_now().label("read_at"))
-        self.movable = self.stored.add_columns(*guard)
+        self.movable = self.stored.add_columns(
+            messages.c.move_token, messages.c.tail, database_now().label("read_at")
+        )
         """The query whose rows ``to_movable`` reads."""
         self.of_id = self.stored.where(messages.c.id == sa.bindparam("of"))
         self.present = self.stored.with_only_columns(messages.c.id).where(self.has_id("values"))
@@ -318,6 +336,7 @@ class Tables:
             PAUSED_CHANNEL: message.channel,
             PAUSED_RECIPIENT: message.scope,
             PAUSED_CAMPAIGN: message.campaign,
+            PAUSED_EVENT: message.event,
         } | {kind: message.scopes[kind].as_string() for kind in kinds}
         applies = sa.or_(
             *(sa.and_(pause.kind == kind, pause.name == names[kind]) for kind in names)
@@ -373,6 +392,8 @@ def _messages(name: str, metadata: sa.MetaData, *, partial_indexes: bool) -> sa.
         sa.Column("campaign", sa.String(MAX_CAMPAIGN)),
         sa.Column("priority", sa.SmallInteger, nullable=False, server_default="0"),
         sa.Column("delayed_by", sa.String(MAX_DELAYED_BY)),
+        sa.Column("event", sa.String(MAX_EVENT)),
+        sa.Column("wish", sa.String(MAX_WISH)),
         sa.CheckConstraint(_one_of("status", [*Status, VOID]), name="status_known"),
         sa.CheckConstraint("attempt_count >= 0 AND max_attempts >= 1", name="attempts_counted"),
         sa.CheckConstraint(
@@ -421,7 +442,10 @@ KEYED = ("idempotency_key", "message_id", "fingerprint")
 
 
 class Addition(NamedTuple):
-    """A message to store, and from which message it takes its idempotency key over."""
+    """A message to store, and from which message it takes its idempotency key over.
+
+    With an ``event_token`` it is stored only while its event has that token.
+    """
 
     message: Message
     enqueue_at: datetime
@@ -429,6 +453,7 @@ class Addition(NamedTuple):
     body_json: str
     status_url: str | None = None
     supersedes: UUID | None = None
+    event_token: str | None = None
 
 
 class Movable(NamedTuple):

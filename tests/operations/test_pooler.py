@@ -156,7 +156,7 @@ def test_migrations_take_turns_and_bounded_statements_end(
         closing(Database(postgres.url(name))) as direct,
     ):
         revisions = at_once([lambda: migrate(bounded), lambda: migrate(direct)])
-        assert revisions == ["0002"] * 2
+        assert revisions == ["0003"] * 2
         with pytest.raises(StoreUnavailable) as ended:
             bounded.run(lambda line: line.exec_driver_sql("SELECT pg_sleep(20)"))
         assert ended.value.timed_out
