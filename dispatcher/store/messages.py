@@ -99,6 +99,13 @@ class ChangedRows(NamedTuple):
     newly_changed: Collection[UUID]
 
 
+class EventChanged(StoreUnavailable):
+    """The event of the message moved or was cancelled before the message was stored."""
+
+    def __init__(self) -> None:
+        super().__init__("its event kept moving", remedy="try again", refused=True)
+
+
 class _NotInserted(Exception): ...
 
 
@@ -205,7 +212,8 @@ class Messages:
         """
         is_keyed = addition.message.idempotency_key is not None
         insert = self._insert_keyed_directly if is_keyed else self._insert_directly
-        if insert is not None and not perhaps_stored and addition.supersedes is None:
+        is_plain = addition.supersedes is None and addition.event_token is None
+        if insert is not None and not perhaps_stored and is_plain:
             try:
                 if insert((*to_values(addition), addition.fingerprint)):
                     return addition.message
@@ -222,6 +230,12 @@ class Messages:
                 if self._try_insert(connection, addition, perhaps_stored=perhaps_stored):
                     return message
                 return self._stored(connection, addition)
+            except EventChanged:
+                # The lock of the event was held by whatever stored the message before.
+                stored = self._stored(connection, addition) if perhaps_stored else addition
+                if isinstance(stored, Message):
+                    return stored
+                raise
             except DBAPIError as error:
                 perhaps_stored |= is_broken(error) and not takes_no_writes(error)
                 raise
@@ -251,6 +265,7 @@ class Messages:
         keyed = [to_keyed(row) for row in additions if row.message.idempotency_key is not None]
 
         def work(connection: sa.Connection) -> None:
+            hold_events(tables, connection, additions)
             take_keys_over(tables, connection, additions)
             backend.insert_rows(connection, self._insert_rows, map(to_values, additions))
             if keyed:
@@ -411,10 +426,11 @@ class Messages:
         rows = [(self._insert, to_values(addition))]
         if message.idempotency_key is not None:
             rows.insert(0, (self._insert_key, to_keyed(addition)))
-        elif not perhaps_stored:
+        elif not perhaps_stored and addition.event_token is None:
             return is_added(connection, *rows[0])
 
         with suppress(_NotInserted), transaction(connection, backend.begin):
+            hold_events(self._tables, connection, [addition])
             take_keys_over(self._tables, connection, [addition])
             is_there = all(is_added(connection, insert, row) for insert, row in rows)
             if is_there and not backend.ended_before(connection, self._tables, [message.id]):
@@ -570,6 +586,21 @@ def unsent(tables: Tables, connection: sa.Connection, messages: Sequence[Message
     )
     sent = connection.scalars(query, execution_options=AS_NAMED) if tried else ()
     return {message.id for message in ended}.difference(sent)
+
+
+def hold_events(tables: Tables, connection: sa.Connection, additions: Iterable[Addition]) -> None:
+    """Lock the events of these messages until the transaction ends, in the order of their names.
+
+    Raises EventChanged where one has another token, or was cancelled.
+    """
+    row = tables.events.c
+    held = {(a.message.event, a.event_token) for a in additions if a.event_token is not None}
+    for name, token in sorted(held, key=str):
+        this = (row.name == name, row.token == token, row.cancelled_at.is_(None))
+        hold = sa.update(tables.events).where(*this).values(token=row.token)
+        options = {**AS_NAMED, "preserve_rowcount": True}
+        if connection.execute(hold, execution_options=options).rowcount != 1:
+            raise EventChanged
 
 
 def take_keys_over(

@@ -36,6 +36,7 @@ from dispatcher.store.lists import is_suppressed
 from dispatcher.store.messages import (
     free_key,
     free_key_without_message,
+    hold_events,
     take_keys_over,
     unsent,
     with_keys,
@@ -151,9 +152,10 @@ class JoinedTransaction(Generic[T]):
             return unsent(self._tables, self._connection, messages)
 
     def add(self, addition: Addition) -> bool:
-        """Store a message; False where its id or its idempotency key exists. Raises Suppressed.
+        """Store a message; False where its id or its idempotency key exists.
 
-        Opt-outs are asked before: MariaDB would lock them for a subquery of the INSERT.
+        Opt-outs are asked before: MariaDB would lock them for a subquery of the INSERT. Raises
+        Suppressed and EventChanged.
         """
         message, connection = addition.message, self._connection
         key = message.idempotency_key
@@ -161,6 +163,7 @@ class JoinedTransaction(Generic[T]):
         with self._undone_alone():
             if is_suppressed(self._tables, connection, message.recipient, message.channel):
                 raise Suppressed(message.channel)
+            hold_events(self._tables, connection, [addition])
             take_keys_over(self._tables, connection, [addition])
             # The key first, as everywhere: twins in the opposite order would wait for each other.
             if key is not None and not self._takes_key(addition, key):
