@@ -703,11 +703,11 @@ class Dispatcher:
         return self._app.erasure.erase(recipient, keep_opt_out=keep_opt_out)
 
     def pause(self, kind: str, name: str) -> tuple[Pause, ...]:
-        """Send nothing of a channel, recipient, campaign or another scope until :meth:`resume`.
+        """Send nothing of a channel, recipient, campaign, event or scope until :meth:`resume`.
 
-        ``kind`` is ``"channel"``, ``"recipient"``, ``"campaign"`` or a kind of scope of the
-        settings. Submits go on. What a worker has claimed is still sent. Messages whose expiry
-        comes meanwhile expire when they are resumed. Return all pauses. Another call changes
+        ``kind`` is ``"channel"``, ``"recipient"``, ``"campaign"``, ``"event"`` or a kind of scope
+        of the settings. Submits go on. What a worker has claimed is still sent. Messages whose
+        expiry comes meanwhile expire when they are resumed. Return all pauses. Another call changes
         nothing. Raises InvalidValue, UnknownChannel and StoreUnavailable.
         """
         self._app.pause_list.pause(kind, name)

@@ -12,6 +12,7 @@ from uuid import UUID
 from dispatcher.errors import InvalidDraft, kind_of, plain, quoted
 from dispatcher.message import (
     MAX_CAMPAIGN,
+    MAX_EVENT,
     MAX_PRIORITY,
     MAX_RECIPIENT,
     Message,
@@ -41,6 +42,7 @@ class Wanted(TypedDict, total=False):
     scope: str | None
     scopes: Mapping[str, str] | None
     campaign: str | None
+    event: str | None
     priority_from: int | None
     idempotency_key: str | None
     key_prefix: str | None
@@ -61,6 +63,7 @@ class Selection:
     scope: str | None = None
     scopes: tuple[tuple[str, str], ...] = ()
     campaign: str | None = None
+    event: str | None = None
     priority_from: int | None = None
     idempotency_key: str | None = None
     key_prefix: str | None = None
@@ -95,6 +98,7 @@ class Selection:
             scope=text("scope"),
             scopes=_scopes(wanted.get("scopes")),
             campaign=text("campaign", MAX_CAMPAIGN),
+            event=text("event", MAX_EVENT),
             priority_from=None if lowest is None else check_priority(lowest, "priority_from"),
             idempotency_key=text("idempotency_key"),
             key_prefix=text("key_prefix"),

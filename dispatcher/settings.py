@@ -60,7 +60,7 @@ from dispatcher.times import zones
 PREFIX = "DISPATCHER_"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 PARENT_VARIABLE = f"{PREFIX}EMBEDDED_PARENT"
-RESERVED_KINDS = ("channel", "recipient", "campaign", scope.WITHOUT)
+RESERVED_KINDS = ("channel", "recipient", "campaign", "event", scope.WITHOUT)
 """Names that no kind of the settings may have, because a message has them already."""
 _NEVER_FULL = (Quota(10_000_000, 1_000),)
 """The quota of messages without quotas: their reservation is kept, and refuses nothing."""

@@ -50,6 +50,7 @@ class FilterOptions:
         ),
     ] = None
     campaign: Annotated[str | None, option(help="Of this campaign.")] = None
+    event: Annotated[str | None, option(help="Of this event.")] = None
     priority_from: Annotated[int | None, option(help="Of this priority or a larger one.")] = None
     idempotency_key: Annotated[str | None, option("--key", help="With this idempotency key.")] = (
         None
@@ -88,7 +89,9 @@ def parameters_of(options: object) -> dict[str, Any]:
 
 Kind = Annotated[
     str,
-    typer.Argument(metavar="KIND", help="channel, recipient, campaign, or a kind of the settings."),
+    typer.Argument(
+        metavar="KIND", help="channel, recipient, campaign, event, or a kind of the settings."
+    ),
 ]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Its name: sms, summer, or acme.")]
 Recipient = Annotated[str, typer.Argument(metavar="RECIPIENT")]
@@ -215,7 +218,7 @@ def suppressed(
 
 @command("dispatcher pause channel sms", "dispatcher pause campaign summer")
 def pause(kind: Kind, name: Name) -> None:
-    """Send nothing of a channel, recipient, campaign or another scope until it is resumed.
+    """Send nothing of a channel, recipient, campaign, event or another scope until it is resumed.
 
     Submits go on. What a worker has claimed is still sent. Prints all pauses.
     """

@@ -358,9 +358,11 @@ class Listing:
         named = selection.recipient is not None or selection.idempotency_key is not None
         if named or selection.overdue or selection.status in _FEW:
             return _IndexScan(columns, where, oldest_first, finds=True)
-        if selection.campaign is not None:
-            columns.insert(0, row.campaign)
-            where.append(row.campaign.between(selection.campaign, selection.campaign))
+        labels = ((row.event, selection.event), (row.campaign, selection.campaign))
+        label = next((label for label in labels if label[1] is not None), None)
+        if label is not None:
+            columns.insert(0, label[0])
+            where.append(label[0].between(label[1], label[1]))
         elif selection.status in UNSENT_STATUSES and self._database.backend.has_partial_indexes:
             columns.insert(0, row.status)
             value = selection.status
@@ -377,8 +379,12 @@ class Listing:
         where: list[ColumnElement[bool]] = [tables.is_message, *one_of, *scan.where]
         where += [column == value for column, value in named.items() if value is not None]
         where += [counts_against(messages, kind, name) for kind, name in selection.scopes]
-        if selection.campaign is not None and scan.finds:
-            where.append(messages.c.campaign == selection.campaign)
+        labels = {messages.c.campaign: selection.campaign, messages.c.event: selection.event}
+        where += [
+            column == value
+            for column, value in labels.items()
+            if value is not None and column is not scan.columns[0]
+        ]
         if selection.idempotency_key is not None:
             having = select(keys.c.message_id).where(
                 keys.c.idempotency_key == selection.idempotency_key

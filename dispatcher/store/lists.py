@@ -181,7 +181,8 @@ class PersonalData:
             scope=case((columns.scope == scope_name(recipient), NO_SCOPE), else_=columns.scope),
             last_error=case((columns.last_error.is_not(None), ERASED)),
             recipient="", body={}, idempotency_key=None, trace=None, status_url=None,
-            notified_status=None, delayed_by=None, claim_token=columns.claim_token + 1,
+            notified_status=None, delayed_by=None, event=None, wish=None,
+            claim_token=columns.claim_token + 1,
         )  # fmt: skip
 
         def work(connection: Connection) -> int:

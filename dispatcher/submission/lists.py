@@ -21,6 +21,7 @@ from dispatcher.faults import fault
 from dispatcher.limiters.permits import Permits
 from dispatcher.message import (
     MAX_CAMPAIGN,
+    MAX_EVENT,
     MAX_RECIPIENT,
     Message,
     Status,
@@ -42,7 +43,13 @@ from dispatcher.store.lists import (
     Suppression,
     Suppressions,
 )
-from dispatcher.store.schema import EVERY_CHANNEL, PAUSED_CAMPAIGN, PAUSED_CHANNEL, PAUSED_RECIPIENT
+from dispatcher.store.schema import (
+    EVERY_CHANNEL,
+    PAUSED_CAMPAIGN,
+    PAUSED_CHANNEL,
+    PAUSED_EVENT,
+    PAUSED_RECIPIENT,
+)
 from dispatcher.submission.changes import Cancellation
 from dispatcher.submission.decisions import Decisions
 from dispatcher.submission.validation import known_channel
@@ -80,20 +87,22 @@ class PauseList:
             PAUSED_CHANNEL: message.channel,
             PAUSED_RECIPIENT: message.scope,
             PAUSED_CAMPAIGN: message.campaign,
+            PAUSED_EVENT: message.event,
         }
         in_force = self.pauses.in_force()
         return tuple(pause for pause in in_force if names.get(pause.kind) == pause.name)
 
     def _checked(self, kind: str, name: str) -> tuple[str, str]:
-        kinds = (PAUSED_CHANNEL, PAUSED_RECIPIENT, PAUSED_CAMPAIGN, *self.settings.scopes)
+        usual = (PAUSED_CHANNEL, PAUSED_RECIPIENT, PAUSED_CAMPAIGN, PAUSED_EVENT)
+        kinds = (*usual, *self.settings.scopes)
         kind = check_text("kind", kind)
         if kind not in kinds:
             raise InvalidValue("kind", f"there is no kind {quoted(kind)}", ", ".join(kinds))
         if kind == PAUSED_RECIPIENT:
             name = check_recipient(name, name="name")
         else:
-            longest = MAX_CAMPAIGN if kind == PAUSED_CAMPAIGN else MAX_RECIPIENT
-            name = check_text("name", name, longest=longest)
+            longest = {PAUSED_CAMPAIGN: MAX_CAMPAIGN, PAUSED_EVENT: MAX_EVENT}
+            name = check_text("name", name, longest=longest.get(kind, MAX_RECIPIENT))
         if kind == PAUSED_CHANNEL and name not in self.settings.channels:
             raise UnknownChannel(name, sorted(self.settings.channels))
         return kind, name

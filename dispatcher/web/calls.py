@@ -339,7 +339,7 @@ def pauses(context: CallContext) -> Response:
 
 
 def pause(context: CallContext, kind: str, name: str) -> Response:
-    """Send nothing of a `channel`, `recipient`, `campaign` or scope; return all pauses."""
+    """Send nothing of a `channel`, `recipient`, `campaign`, `event` or scope; return all pauses."""
     return _answer_pauses(context, context.dispatcher.pause(kind, name))
 
 

@@ -174,6 +174,7 @@ class MessageOut(Out):
     quiet_hours: str | None
     on_unknown: OnUnknown
     campaign: str | None
+    event: str | None
     priority: int
     delayed_by: str | None
 
@@ -242,6 +243,7 @@ class Filters(_In):
         list[str] | None, Field(description="KIND=NAME: a scope it counts against, too.")
     ] = None
     campaign: str | None = None
+    event: str | None = None
     priority_from: int | None = None
     key: Annotated[
         str | None, Field(description="The idempotency key of a submit of this caller's.")
@@ -321,7 +323,7 @@ class ErasureIn(_In):
 
 
 class PauseOut(Out):
-    """What is not sent: the messages of a `channel`, `recipient`, `campaign` or another scope."""
+    """What is not sent: messages of a `channel`, `recipient`, `campaign`, `event` or scope."""
 
     kind: str
     name: str | None = None

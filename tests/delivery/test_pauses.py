@@ -128,7 +128,7 @@ def test_a_pause_is_not_lost_where_a_resume_forgets_its_old_row(pausing: House) 
 
 
 def test_bad_kinds_and_names_are_refused_and_named(pausing: House) -> None:
-    with pytest.raises(InvalidValue, match=r"kind: .*channel, recipient, campaign, tenant"):
+    with pytest.raises(InvalidValue, match=r"kind: .*channel, recipient, campaign, event, tenant"):
         pausing.dispatcher.pause("customer", "acme")
     with pytest.raises(UnknownChannel):
         pausing.dispatcher.pause("channel", "fax")

@@ -49,6 +49,7 @@ def stored(database: Database) -> list[Message]:
             idempotency_key=f"{'Key' if number < 5 else 'key'} {number}",
             scopes={"tenant": f"t{number % 2}", "shop": "s%"} if number > 2 else {},
             campaign=(None, "summer", "Summer", "summer")[number % 4],
+            event=(None, "e1", "e1")[number % 3],
             priority=(0, -100, 50, 100)[number % 4],
         )
         if number % 3 == 0:
@@ -80,6 +81,11 @@ CASES: list[tuple[dict[str, Any], Any]] = [
     ({"campaign": "summer"}, lambda message: message.campaign == "summer"),
     ({"campaign": "Summer"}, lambda message: message.campaign == "Summer"),
     ({"campaign": "summe"}, lambda _: False),
+    ({"event": "e1"}, lambda message: message.event == "e1"),
+    ({"event": "e1", "campaign": "summer"}, lambda message: (
+        message.event == "e1" and message.campaign == "summer")),
+    ({"event": "e1", "recipient": "r1"}, lambda message: (
+        message.event == "e1" and message.recipient == "r1")),
     ({"campaign": "summer", "status": "cancelled"}, lambda message: (
         message.campaign == "summer" and message.status is Status.CANCELLED)),
     ({"campaign": "summer", "recipient": "r1", "channel": "mail"}, lambda message: (
@@ -248,6 +254,7 @@ INDEXES: list[tuple[dict[str, Any], str]] = [
     ({"idempotency_key": "k"}, "id=?"),
     ({"channel": "sms"}, "id>? AND id<?"),
     ({"campaign": "summer"}, "ix_dispatcher_messages_campaign (campaign>? AND campaign<?"),
+    ({"event": "e1"}, "ix_dispatcher_messages_event (event>? AND event<?"),
     ({"status": "failed"}, "ix_dispatcher_messages_unsent (status=?"),
 ]
 

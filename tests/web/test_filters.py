@@ -68,6 +68,7 @@ def test_commands_page_and_api_have_the_same_filters(build: Build) -> None:
     made = shop.post("/v1/messages", json=body | asked, headers={"Idempotency-Key": "k"})
     assert made.status_code == 201, made.text
     message: Message = house.dispatcher.get(made.json()["id"])
+    house.sql("UPDATE dispatcher_messages SET event = 'a' WHERE campaign = 'summer'")
     bounds = {"from": message.send_at - MINUTE, "until": message.send_at + MINUTE}
     between = {name: instant.isoformat() for name, instant in bounds.items()}
     tokyo = {name: instant.astimezone(ZoneInfo("Asia/Tokyo")) for name, instant in bounds.items()}
@@ -79,6 +80,7 @@ def test_commands_page_and_api_have_the_same_filters(build: Build) -> None:
         "scope": {"scope": "of ada"},
         "scopes": {"count": "tenant=acme"},
         "campaign": {"campaign": "summer"},
+        "event": {"event": "a"},
         "priority_from": {"priority_from": "50"},
         "idempotency_key": {"key": "k"},
         "key_prefix": {"key_prefix": "k"},

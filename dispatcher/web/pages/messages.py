@@ -91,6 +91,7 @@ def describe(visit: Visit, selection: Selection) -> list[tuple[str, str]]:
         ("scope", selection.scope),
         *selection.scopes,
         ("campaign", selection.campaign),
+        ("event", selection.event),
         ("priority from", selection.priority_from),
         ("key", selection.idempotency_key),
         ("key begins", selection.key_prefix),

@@ -69,7 +69,7 @@ def test_a_confirmation_names_the_filters_that_are_applied(build: Build, visit: 
     assert said_of(client, "") == "All that are scheduled."
     assert said_of(client, "zone=Europe/Berlin&status=scheduled") == "All that are scheduled."
     query = (
-        "channel=sms&recipient=ada&scope=ada&count.tenant=acme&count.channel.sms=sms&campaign=sale"
+        "channel=sms&recipient=ada&scope=ada&count.tenant=acme&count.channel.sms=sms&campaign=sale&event=e"
         "&priority_from=-7&key=k&key_prefix=order&from=2100-01-01T12:00&until=2100-01-02&overdue=on"
         f"&made_after={UUID(int=1)}"
     )
@@ -77,7 +77,7 @@ def test_a_confirmation_names_the_filters_that_are_applied(build: Build, visit: 
     assert {*FILTERS} - named == {"status", "zone"}, "a new filter: add it here, and to said()"
     assert said_of(client, query) == (
         "All that are scheduled, channel sms, recipient ada, scope ada, channel.sms sms, "
-        "tenant acme, campaign sale, priority from -7, key k, key begins order, "
+        "tenant acme, campaign sale, event e, priority from -7, key k, key begins order, "
         "from Fri 01 Jan 2100 12:00:00 UTC, "
         f"until Sat 02 Jan 2100 00:00:00 UTC, overdue, made after {UUID(int=1)}."
     )
@@ -101,8 +101,9 @@ def test_the_button_list_keeps_every_filter_of_the_address(build: Build, visit: 
     made = house.submit(send_at=FAR + HOUR).id
     query = {
         "status": "scheduled", "channel": "fax", "recipient": "ada", "scope": "ada", "key": "k",
-        "key_prefix": "order", "campaign": "<sale>", "priority_from": "0", "from": "2100-01-01",
-        "until": "2100-01-02", "overdue": "on", "made_after": str(made), "zone": "Europe/Berlin",
+        "key_prefix": "order", "campaign": "<sale>", "event": "e", "priority_from": "0",
+        "from": "2100-01-01", "until": "2100-01-02", "overdue": "on",
+        "made_after": str(made), "zone": "Europe/Berlin",
     }  # fmt: skip
     assert {*query} == {*FILTERS}, "a new filter: add it here"
     query |= {"count.tenant": "acme", "count.recipient.sms": "ada", "count.channel.sms": "sms"}
