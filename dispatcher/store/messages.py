@@ -79,6 +79,7 @@ class NewSlot(NamedTuple):
     expire_after: timedelta | None
     asked_at: datetime | None
     tail: str
+    wish: str | None = None
 
     def values(self, within: timedelta) -> dict[str, Any]:
         """Return the values of ``Messages._move``, which is too late ``within`` after the read."""

@@ -47,7 +47,7 @@ from dispatcher.submission.reserver import Reserver
 from dispatcher.submission.validation import DraftValidator, judge_times, scopes_of, validate
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.clock import Clock
-from dispatcher.times.send_time import after, check_zone, parse
+from dispatcher.times.send_time import after, check_zone, local_wish, parse
 from dispatcher.times.zones import known_zone
 
 if TYPE_CHECKING:
@@ -269,6 +269,9 @@ class Changes:
         if draft.expire_after is None:  # the setting of its channel may have changed
             valid = valid._replace(expire_after=None)
         judge_times(valid, now=now)
+        zone, send_at = draft.zone, new_time.send_at
+        if zone is not None and send_at is not None and new_time.zone in (None, zone):
+            valid = valid._replace(wish=local_wish(send_at, valid.send_at, zone))
         if new_time.set_zone is None:  # also one that is known no more
             valid = valid._replace(zone=message.zone)
         return Move(row, valid, is_guarded=before is not None)

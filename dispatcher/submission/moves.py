@@ -200,7 +200,7 @@ class Moves:
                 move.result = MessageNotFound(message_id)
 
     def _new_slot(self, move: Move) -> NewSlot:
-        valid, answer = move.valid, move.answer
+        valid, answer, before = move.valid, move.answer, move.before.message
         send_at, tail = valid.send_at, move.before.tail
         if isinstance(answer, Slot):
             send_at, tail = from_ms(answer.at_ms), answer.request.tail
@@ -214,6 +214,7 @@ class Moves:
             expire_after=valid.expire_after,
             asked_at=valid.send_at if valid.send_at != send_at else None,
             tail=tail,
+            wish=before.wish if move.keeps_its_time and valid.wish is None else valid.wish,
         )
 
     def _release(self, slots: Sequence[Slot], left: Sequence[BookingRequest] = ()) -> None:

@@ -497,6 +497,7 @@ def compose(
         trace=trace,
         enqueued_at=enqueued_at,
         campaign=valid.campaign,
+        wish=valid.wish,
         priority=valid.terms.priority,
     )
 

@@ -62,7 +62,8 @@ class ValidDraft(NamedTuple):
     and ``quiet_hours`` are those that the caller gave. ``fingerprint`` is a digest of the submit's
     parameters, None without an idempotency key; two submits with one key must agree in it.
     ``on_unknown`` and ``expire_after`` are the caller's or else the channel's; the latter counts
-    from the booked time. ``status_url`` receives status webhooks; its channel has not checked it.
+    from the booked time. ``wish`` is that of the message. ``status_url`` receives status webhooks;
+    its channel has not checked it.
     """
 
     channel: str
@@ -83,6 +84,7 @@ class ValidDraft(NamedTuple):
     expire_after: timedelta | None
     status_url: str | None = None
     campaign: str | None = None
+    wish: str | None = None
 
     def request(
         self, message_id: UUID, *, supersedes: UUID | None = None, tail: str = ""
@@ -145,6 +147,9 @@ def validate(
     status_url = None if draft.status_url is None else _status_url(draft, settings)
     if draft.campaign is not None:
         check_text("campaign", draft.campaign, longest=MAX_CAMPAIGN)
+    wish = None
+    if draft.zone is not None and draft.send_at is not None:
+        wish = send_time.local_wish(draft.send_at, send_at, draft.zone)
     digest = None
     if key is not None:
         time = send_at.isoformat()
@@ -192,6 +197,7 @@ def validate(
         expire_after=expire_after,
         status_url=status_url,
         campaign=draft.campaign,
+        wish=wish,
     )
 
 

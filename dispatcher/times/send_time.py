@@ -25,6 +25,7 @@ ACCEPTED = (
     "or a local time (2026-12-24T08:30) together with zone"
 )
 _ISO_WITH_TIME = re.compile(r"\d{4}-?(W\d\d-?\d|\d\d-?\d\d|\d{3})[T ]\d\d.*", re.ASCII)
+_OFFSET = re.compile(r"[T ].*[Z+-]", re.ASCII | re.IGNORECASE)
 _ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _TIMEDELTA = "a datetime.timedelta, such as timedelta(minutes=10)"
 _LAST_YEAR = 9999
@@ -61,6 +62,25 @@ def parse(
         elif not tz.datetime_exists(moment):
             raise InvalidSendTime(field, _skipped(moment), "a local time that exists")
         return _whole_milliseconds(moment.astimezone(UTC))
+
+
+def local_wish(value: datetime | str, instant: datetime, zone: str) -> str | None:
+    """Return the local time by which ``value`` named an instant, as a message keeps it.
+
+    None where it has an offset from UTC.
+    """
+    if isinstance(value, str):
+        has_offset = _OFFSET.search(value.strip()) is not None
+    else:
+        has_offset = value.utcoffset() is not None
+    return None if has_offset else as_local(instant, zone)
+
+
+def as_local(instant: datetime, zone: str) -> str:
+    """Return the wall time in a zone, to the ms, with ``;fold=1`` where it is the second one."""
+    local = instant.astimezone(check_zone(zone))
+    wall = local.replace(tzinfo=None).isoformat(timespec="milliseconds")
+    return f"{wall};fold=1" if local.fold else wall
 
 
 def parse_time_or_date(
