@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import date, timedelta
+from operator import itemgetter
 from random import Random
 
 import pytest
@@ -13,6 +14,7 @@ from dispatcher.message import new_id
 from dispatcher.quota import CalendarQuota, parse_quota, places
 from dispatcher.reservation.booking import BookingRequest, Slot
 from dispatcher.scope import OWN_SCOPE, own_scope
+from tests.support.examples import a_third_of
 from tests.support.house import FAR
 from tests.support.house_fixtures import Build, on_sqlite
 from tests.support.model import Wish, most_of, period
@@ -36,9 +38,10 @@ def url(redis_session: RedisServer) -> str:
     return redis_session.url
 
 
-@pytest.mark.parametrize(("text", "zone"), RAMPS)
-def test_every_day_of_sixty_takes_its_own_number(url: str, text: str, zone: str) -> None:
+@pytest.mark.parametrize("ramp", a_third_of(RAMPS), ids=itemgetter(0))
+def test_every_day_of_sixty_takes_its_own_number(url: str, ramp: tuple[str, str]) -> None:
     """Searches from random times fill all days, and what is booked in between is freed again."""
+    text, zone = ramp
     quota, random = parse_quota(text), Random(7)  # noqa: S311 - not for secrets
     assert isinstance(quota, CalendarQuota)
     wishes = [Wish(ADA, zone), Wish(ADA, zone, priority=5)]
