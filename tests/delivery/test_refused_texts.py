@@ -20,7 +20,7 @@ from dispatcher import (
     StoreUnavailable,
     TemporaryFailure,
 )
-from tests.support.examining import examined
+from tests.support.examining import finding_of
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
 from tests.support.servers import PostgresServer
@@ -118,7 +118,7 @@ def test_an_encoding_that_lacks_characters(
         clock=hour_ago(), url=latin1, quotas="9/day", scopes={"tenant": {"quotas": "9/day"}}
     )
     record_all(house)
-    finding = examined(house)["store.encoding"]
+    finding = finding_of(house, "store.encoding")
     assert (finding.level.name, "LATIN1" in finding.found) == ("WARNING", True)
     before = house.snapshot()
     with pytest.raises(StoreUnavailable, match="encoding lacks") as refused:

@@ -40,6 +40,7 @@ from tests.support.examining import (
     SKIPPED,
     WARNING,
     examined,
+    finding_of,
     judged,
     levels,
     note_at_work,
@@ -104,7 +105,7 @@ def test_a_cluster_that_does_not_serve_every_slot_stops_the_worker(lone: House) 
     with cluster_of_one() as server, server.client() as client:
         judged(lone, "redis.cluster", OK, redis_url=server.url)
         client.execute_command("CLUSTER DELSLOTS", 1)
-        wait_until(lambda: examined(lone, redis_url=server.url)["redis.cluster"].stops_worker)
+        wait_until(lambda: finding_of(lone, "redis.cluster", redis_url=server.url).stops_worker)
 
 
 @on_sqlite

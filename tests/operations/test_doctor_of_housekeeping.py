@@ -21,7 +21,7 @@ from dispatcher.store.migrate import migrate
 from dispatcher.store.survey import StoreSurvey
 from dispatcher.telemetry.liveness import Kind
 from dispatcher.times.clock import SystemClock
-from tests.support.examining import OK, WARNING, examined, judged
+from tests.support.examining import OK, WARNING, finding_of, judged
 from tests.support.house import House
 from tests.support.house_fixtures import Build
 from tests.support.mariadb import MariaDBServer
@@ -110,11 +110,11 @@ def test_rows_that_no_vacuum_removes_are_warned_of(
     for number in range(3):
         house.change([message], last_error=str(number))
     # The server counts a moment later.
-    wait_until(lambda: examined(house)["store.dead_rows"].level is WARNING)
+    wait_until(lambda: finding_of(house, "store.dead_rows").level is WARNING)
 
     def is_removed() -> bool:
         house.sql("VACUUM dispatcher_messages, dispatcher_attempts")
-        return examined(house)["store.dead_rows"].level is OK
+        return finding_of(house, "store.dead_rows").level is OK
 
     wait_until(is_removed)
 

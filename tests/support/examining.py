@@ -29,24 +29,37 @@ def doctor_for(
         yield ours.doctor(app)
 
 
-def examined(
+@contextmanager
+def _called_to(
     house: House, *, app: Celery | None = None, at_work: bool = True, **settings: Any
-) -> dict[str, Finding]:
-    """Examine what a house's settings, or some changed ones, lead to; findings by check.
-
-    Where it is ``at_work``, a worker and a beat have just been seen.
-    """
+) -> Iterator[Doctor]:
     if at_work:
         with suppress(Unavailable):
             note_at_work(house)
     chosen = house.settings.model_copy(update=settings)
     with doctor_for(chosen, clock=house.clock, app=app) as doctor:
+        yield doctor
+
+
+def examined(house: House, **how: Any) -> dict[str, Finding]:
+    """Examine what a house's settings, or some changed ones, lead to; findings by check.
+
+    Where it is ``at_work``, a worker and a beat have just been seen.
+    """
+    with _called_to(house, **how) as doctor:
         return {finding.check: finding for finding in doctor.examine().findings}
 
 
+def finding_of(house: House, check: str, **how: Any) -> Finding:
+    """Do one check, as :func:`examined` does all."""
+    with _called_to(house, **how) as doctor:
+        [finding] = doctor.find([check])
+    return finding
+
+
 def judged(house: House, check: str, level: Level, *says: str, **how: Any) -> Finding:
-    """Examine like :func:`examined`; a check has this level, and says this in its finding."""
-    finding = examined(house, **how)[check]
+    """Do one check as :func:`finding_of` does; it has this level, and says this."""
+    finding = finding_of(house, check, **how)
     assert finding.level is level, finding
     for words in says:
         assert words in f"{finding.found} remedy: {finding.remedy}"
