@@ -55,7 +55,8 @@ def pytest_in(
     folder: Path, *options: str, start: Sequence[str | Path] = (sys.executable, "-m", "pytest")
 ) -> CompletedProcess[str]:
     """Run pytest in a folder, with the plugin of the distribution."""
-    light = ("-q", "-p", "no:schemathesis")  # that plugin takes a second of each start
+    heavy = ("schemathesis", "hypothesispytest", "anyio")  # half of a start and more goes there
+    light = ("-q", *(f"-pno:{name}" for name in heavy))
     return ran(*start, *light, "--rootdir", folder, *options, ".", cwd=folder)
 
 
