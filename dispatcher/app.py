@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from inspect import signature
 from threading import RLock
@@ -21,7 +21,7 @@ from dispatcher.delivery import Delivery, GroupQueue, StopFlag
 from dispatcher.delivery.reconciler import MARKER_SPARE, Reconciler
 from dispatcher.delivery.send_log import SendLogs
 from dispatcher.delivery.sweep import Sweep, Ticks
-from dispatcher.errors import InvalidSettings, StoreUnavailable, needs
+from dispatcher.errors import InvalidSettings, LimitersUnavailable, StoreUnavailable, needs
 from dispatcher.faults import arm_by_environment
 from dispatcher.forks import never_finalise, renew_after_fork
 from dispatcher.limiters.permits import Fills, InHand, LogLimit, Permits, reaches_ms
@@ -267,9 +267,11 @@ class App:
         return send_limits(self.settings.quotas)
 
     def own_limits(self) -> Mapping[Named, Sequence[SendLimit]]:
-        with suppress(StoreUnavailable):  # the last known ones serve
-            self.rules.now()
-        return self.rules.latest.own_limits
+        """Return those of single scopes. Raises LimitersUnavailable if they were never read."""
+        try:
+            return self.rules.now().own_limits
+        except StoreUnavailable as error:
+            raise LimitersUnavailable(f"limits of single scopes are not known: {error}") from error
 
     @property
     def channel_limits(self) -> dict[str, tuple[LogLimit, ...]]:

@@ -335,12 +335,12 @@ class Permits:
         Redis does not take them back, the next call does this once more: a permit without an
         attempt must make no message wait.
         """
-        self._refresh()
         owed = [*unused]
         with suppress(IndexError):  # other threads take from it, too
             while True:
                 owed.append(self._owed.popleft())
         try:
+            self._refresh()
             self._return([(permit, timedelta(0)) for permit in owed])
         except LimitersUnavailable:
             self._owed.extend(owed)

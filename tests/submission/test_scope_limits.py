@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dispatcher import InvalidValue, Message, Status
+from dispatcher.errors import StoreUnavailable
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build, on_postgresql
 
@@ -73,6 +74,24 @@ def test_another_process_knows_them_within_five_seconds(build: Build) -> None:
     house.dispatcher.unset_limits(*ACME)
     other.moved.advance(timedelta(seconds=5))
     assert sent(other, *messages) == 3
+
+
+def test_a_process_that_could_not_read_limits_sends_nothing(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It must not take them for none: then each restart would let more through."""
+    house, begun = (build(**KINDS, clock=hour_ago()) for _ in range(2))
+    messages = submitted(house, 2)
+    house.dispatcher.set_limits(*ACME, "1/hour")
+
+    def cut(*_: object) -> None:
+        raise StoreUnavailable("the line is cut")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(begun.parts.rules, "_changed", cut)
+        assert sent(begun, *messages) == 0
+    begun.moved.advance(timedelta(seconds=5))
+    assert sent(begun, *messages) == 1
 
 
 def test_quotas_and_limits_of_a_scope_do_not_touch_each_other(build: Build) -> None:
