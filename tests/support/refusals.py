@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -28,6 +28,13 @@ def settings_nowhere(nowhere: Path, **more: Any) -> Settings:
         data_dir=nowhere,
         **more,
     )
+
+
+def refuses(call: Callable[..., object], *given: object, field: str) -> None:
+    """Fail unless this call names the field that is at fault."""
+    with pytest.raises(InvalidValue) as refused:
+        call(*given)
+    assert refused.value.field == field, given
 
 
 @dataclass(frozen=True)
