@@ -398,7 +398,7 @@ def test_a_recipient_gets_as_many_as_its_own_quotas_allow_also_at_hand_over(buil
     messages = [house.submit("ada") for _ in range(4)]
     house.deliver(*messages)
     assert [house.again(message).status for message in messages] == ["sent"] * 4
-    house.change(messages, send_at=house.database_time() - 2 * HOUR)
+    house.change(messages, send_at=house.database_time() - 3 * HOUR)
     house.redis.flushall()
     house.reconciled()
     fifth = house.submit("ada")
