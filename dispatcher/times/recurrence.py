@@ -10,9 +10,9 @@ that is silent for a century has ended.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from datetime import UTC, datetime, time, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from functools import lru_cache
 from itertools import groupby, islice, pairwise
 from typing import Any, Literal, NamedTuple, Self, get_args
@@ -36,6 +36,7 @@ Repeat = Literal["first", "second", "both"]
 """At which of its two instants a wall time counts that a clock change repeats."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC).replace(tzinfo=None)
+_DAY, _NOTHING = timedelta(days=1), timedelta()
 _LEAST_YEAR, _MOST_YEAR = 1970, 9_000
 _CENTURY_MS = 36_525 * DAY_MS
 _LAST_MS = 7_700 * 365 * DAY_MS
@@ -162,17 +163,20 @@ class Recurrence:
         if start_ms >= end_ms:
             return
         begin, end = _wall(start_ms - DAY_MS), _wall(end_ms + DAY_MS)
-        dates = (date for date in lines.dates if begin <= date.replace(tzinfo=None) <= end)
-        yield self._at_walls(dates, zone, lines, _LAST_MS)
+        start = self._instants(self.start, zone)[0] // 1_000
+        dates = (one for one in lines.dates if not one.tzinfo and self.start <= one)
+        yield self._at_walls((one for one in dates if begin <= one <= end), zone, lines, _LAST_MS)
+        seconds = (_ms(one) // 1_000 for one in lines.dates if one.tzinfo)
+        yield self._at_ticks((second for second in seconds if second >= start), zone, lines, end_ms)
         for rule in lines.rules:
             until_ms = self._until_ms(rule, zone)
             if rule.freq not in BY_ELAPSED_TIME:
                 walls = _walls(rule, self.start, begin, end)
                 yield self._at_walls(walls, zone, lines, until_ms)
             else:
-                start = self._instants(self.start, zone)[0] // 1_000
                 last = min(end_ms, until_ms + 1)
-                ticks = _ticks(rule, zone, start, start_ms // 1_000, -(-last // 1_000))
+                span = (start_ms // 1_000, -(-last // 1_000))
+                ticks = _ticks(rule, zone, start, *span, excluded=lines.excluded)
                 yield self._at_ticks(ticks, zone, lines, until_ms)
 
     def _at_walls(
@@ -181,12 +185,8 @@ class Recurrence:
         for wall in walls:
             if lines.excluded and lines.excluded & {wall, wall.date()}:
                 continue
-            begin, instants = self.start, [_ms(wall)]
-            if wall.tzinfo:
-                begin = _utc(self._instants(self.start, zone)[0])
-            else:
-                instants = _instants(wall, zone, self.gap, self.repeat)
-            for at_ms in instants if wall >= begin else ():
+            instants = _instants(wall, zone, self.gap, self.repeat)
+            for at_ms in instants:
                 named = wall
                 if len(instants) > 1:
                     named = wall.replace(tzinfo=timezone((_ms(wall) - at_ms) * MILLISECOND))
@@ -256,8 +256,8 @@ def _near(zone: ZoneInfo, day: int) -> Sequence[tuple[int, int, int]]:
 def _walls(rule: Rule, start: datetime, begin: datetime, end: datetime) -> Iterator[datetime]:
     """Yield the wall times of a rule from ``begin``, or the start, to ``end``, or its UNTIL."""
     begin = max(begin, start)
-    if rule.until and not rule.until.tzinfo:
-        end = min(end, rule.until)
+    if rule.until:  # of one in UTC the caller judges the last day
+        end = min(end, rule.until.replace(tzinfo=None) + (_DAY if rule.until.tzinfo else _NOTHING))
     if begin > end:
         return
     day, every = datetime.combine(start, time.min), rule.interval
@@ -288,12 +288,25 @@ def _walls(rule: Rule, start: datetime, begin: datetime, end: datetime) -> Itera
     yield from (wall for wall in walls if wall >= begin)
 
 
-def _ticks(rule: Rule, zone: ZoneInfo, start: int, begin: int, end: int) -> Iterator[int]:
-    """Yield the instants of a rule by elapsed time, in seconds since 1970, from the start on."""
+def _ticks(
+    rule: Rule,
+    zone: ZoneInfo,
+    start: int,
+    begin: int,
+    end: int,
+    *,
+    excluded: Set[date] = frozenset(),
+) -> Iterator[int]:
+    """Yield the instants of a rule by elapsed time, in seconds since 1970, from the start on.
+
+    Whole days that are excluded are left out, where that spares a look at each of their seconds.
+    """
     unit, origin = BY_ELAPSED_TIME[rule.freq], _origin(rule, zone, start)
     begin = origin + (max(begin, start) - origin) // unit * unit
-    ticks = _grid(rule, zone, origin, begin, end + unit)
-    if positions := dict(rule.by).get("BYSETPOS"):
+    positions = dict(rule.by).get("BYSETPOS")
+    skipped = excluded if positions is None else frozenset()
+    ticks = _grid(rule, zone, origin, begin, end + unit, skipped=skipped)
+    if positions:
         periods = (list(period) for _, period in groupby(ticks, lambda at: (at - origin) // unit))
         ticks = (
             period[index]
@@ -313,7 +326,9 @@ def _origin(rule: Rule, zone: ZoneInfo, start: int) -> int:
     return start - wall.second - (wall.minute * 60 if has_minutes else 0)
 
 
-def _grid(rule: Rule, zone: ZoneInfo, origin: int, begin: int, end: int) -> Iterator[int]:
+def _grid(
+    rule: Rule, zone: ZoneInfo, origin: int, begin: int, end: int, *, skipped: Set[date]
+) -> Iterator[int]:
     by, every, idle = dict(rule.by), rule.interval * BY_ELAPSED_TIME[rule.freq], 0
     is_second, has_minutes = rule.freq == "SECONDLY", rule.freq == "HOURLY" and "BYMINUTE" in by
     tick = 60 if has_minutes else every
@@ -323,6 +338,8 @@ def _grid(rule: Rule, zone: ZoneInfo, origin: int, begin: int, end: int) -> Iter
     days = rule._replace(freq="DAILY", interval=1, until=None, by=day_parts)
     first = datetime.combine(_wall(begin * 1_000 - DAY_MS), time.min)
     for midnight in _walls(days, first, first, _wall(end * 1_000 + DAY_MS)):
+        if midnight.date() in skipped:
+            continue
         day_ms = _ms(midnight)
         for from_ms, until_ms, offset_ms in _near(zone, day_ms // DAY_MS):
             dawn, offset = (day_ms - offset_ms) // 1_000, offset_ms // 1_000

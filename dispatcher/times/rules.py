@@ -24,9 +24,11 @@ _MOST_INTERVAL = {"YEARLY": 99, "MONTHLY": 1_199, "WEEKLY": 5_199, "DAILY": 36_5
 _CENTURY_SECONDS = 36_524 * 86_400
 _WEEKDAYS = ("MO", "TU", "WE", "TH", "FR", "SA", "SU")
 _RANGES = {
-    "BYMONTH": (1, 12), "BYWEEKNO": (-53, 53), "BYYEARDAY": (-366, 366), "BYMONTHDAY": (-31, 31),
+    "BYMONTH": (1, 12), "BYWEEKNO": (-51, 51), "BYYEARDAY": (-366, 366), "BYMONTHDAY": (-31, 31),
     "BYHOUR": (0, 23), "BYMINUTE": (0, 59), "BYSECOND": (0, 59), "BYSETPOS": (-366, 366),
 }  # fmt: skip
+"""dateutil mistakes weeks 52, 53, -52 and -53 for others where years turn: -1 is the last week."""
+_TIMES, _DAILY = ("BYHOUR", "BYMINUTE", "BYSECOND"), 3
 _PARTS = {"FREQ", "INTERVAL", "UNTIL", "COUNT", "WKST", "BYDAY", *_RANGES}
 _NOT_WITH = {
     "BYWEEKNO": {*get_args(Frequency)} - {"YEARLY"},
@@ -181,8 +183,13 @@ def _write_out(freq: Frequency, by: _By, days: _Days, start: datetime) -> _Days:
     if freq not in BY_ELAPSED_TIME:
         by.setdefault("BYHOUR", (start.hour,))
         by.setdefault("BYMINUTE", (start.minute,))
-        if prod(len(by[name]) for name in ("BYHOUR", "BYMINUTE", "BYSECOND")) > MAX_TIMES_A_DAY:
-            raise refusal(f"names more than {MAX_TIMES_A_DAY:,} times a day with FREQ={freq}")
+    expanding = _TIMES[max(0, get_args(Frequency).index(freq) - _DAILY) :]
+    times = prod(len(by.get(name, "1")) for name in expanding)
+    if times > MAX_TIMES_A_DAY and freq not in BY_ELAPSED_TIME:
+        raise refusal(f"names more than {MAX_TIMES_A_DAY:,} times a day with FREQ={freq}")
+    most = times * {"YEARLY": 366, "MONTHLY": 31, "WEEKLY": 7}.get(freq, 1)
+    if min(map(abs, by.get("BYSETPOS", (1,)))) > most:
+        raise refusal(f"never fires: no period has as many times as BYSETPOS wants, but {most}")
     return days
 
 

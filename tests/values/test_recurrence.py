@@ -1,16 +1,23 @@
-"""Rules of repetition: the worked examples of RFC 5545."""
+"""Rules of repetition: the examples of RFC 5545, cron, refusals, and how much is looked at."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
+from random import Random
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from dateutil import rrule
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from dispatcher.errors import InvalidValue
 from dispatcher.times.recurrence import Recurrence
 from dispatcher.times.zones import DAY_MS
+from tests.support.examples import examples
 
 NEW_YORK = ZoneInfo("America/New_York")
 
@@ -148,3 +155,317 @@ def test_examples_of_the_rfc(
     after = rule.first_from("America/New_York", instants[-1] + 1)
     assert (after is None) == ends
     assert Recurrence.parse(rule.rule, start=start) == rule
+
+
+START = datetime.fromisoformat("2026-01-05T02:30")
+NIGHT = "FREQ=DAILY;BYHOUR=2;BYMINUTE=30"
+
+
+@pytest.mark.parametrize(
+    ("zone", "text", "how", "day", "expected"),
+    [
+        ("Europe/Berlin", NIGHT, {}, "2026-03-29", ["01:30 2026-03-29T02:30"]),
+        ("Europe/Berlin", NIGHT, {"gap": "before"}, "2026-03-29", ["00:30 2026-03-29T02:30"]),
+        ("Europe/Berlin", NIGHT, {"gap": "skip"}, "2026-03-29", []),
+        ("Europe/Berlin", f"{NIGHT};BYHOUR=2,3".replace(";BYHOUR=2;", ";"), {}, "2026-03-29",
+         ["01:30 2026-03-29T02:30"]),
+        ("Europe/Berlin", NIGHT, {}, "2026-10-25", ["00:30 2026-10-25T02:30"]),
+        ("Europe/Berlin", NIGHT, {"repeat": "second"}, "2026-10-25", ["01:30 2026-10-25T02:30"]),
+        ("Europe/Berlin", NIGHT, {"repeat": "both"}, "2026-10-25",
+         ["00:30 2026-10-25T02:30+02:00", "01:30 2026-10-25T02:30+01:00"]),
+        ("Europe/Berlin", "FREQ=HOURLY;BYHOUR=1,2,3", {}, "2026-10-25",
+         [f"{at} 2026-10-25T{at}Z" for at in ("00:30", "01:30", "02:30")]),
+        ("Europe/Berlin", "FREQ=HOURLY;BYHOUR=1,2,3", {}, "2026-03-29",
+         [f"{at} 2026-03-29T{at}Z" for at in ("00:30", "01:30", "23:30")]),
+        ("Europe/Berlin", "FREQ=HOURLY;INTERVAL=24", {}, "2026-07-01", ["01:30 2026-07-01T01:30Z"]),
+        ("Australia/Lord_Howe", "FREQ=DAILY;BYHOUR=2;BYMINUTE=15", {}, "2026-10-03",
+         ["15:45 2026-10-04T02:15"]),
+        ("Australia/Lord_Howe", "FREQ=HOURLY;BYHOUR=1,2", {}, "2026-04-04",
+         [f"{at} 2026-04-04T{at}Z" for at in ("14:30", "15:30")]),
+    ],
+)  # fmt: skip
+def test_times_that_clock_changes_skip_and_repeat(
+    zone: str, text: str, how: dict[str, Any], day: str, expected: list[str]
+) -> None:
+    """``expected`` has UTC times of the day in UTC, and names."""
+    begin = ms(datetime.fromisoformat(f"{day}T00:00").replace(tzinfo=UTC))
+    found = Recurrence.parse(text, start=START, **how).between(zone, begin, begin + DAY_MS)
+    told = [
+        f"{datetime.fromtimestamp(one.at_ms / 1_000, UTC):%H:%M} {one.nominal}" for one in found
+    ]
+    assert told == expected
+
+
+def test_occurrences_of_a_day_that_is_left_out_become_one_each_with_the_next() -> None:
+    """Apia had no 30 December 2011: what falls onto another occurrence is one with it."""
+    rule = Recurrence.parse("FREQ=DAILY;COUNT=4", start=datetime.fromisoformat("2011-12-29T09:00"))
+    found = rule.following("Pacific/Apia", 0, 9)
+    days = ["2011-12-29T19:00", "2011-12-30T19:00", "2011-12-31T19:00"]
+    assert [one.at_ms for one in found] == [
+        ms(datetime.fromisoformat(f"{day}+00:00")) for day in days
+    ]
+    assert [one.nominal for one in found] == [
+        f"{day}T09:00" for day in ("2011-12-29", "2011-12-30", "2012-01-01")
+    ]
+
+
+MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
+NAMES = {
+    "month": {name: number for number, name in enumerate(MONTHS, 1)},
+    "weekday": {"sun": 0, "mon": 1, "tue": 2, "wed": 3, "thu": 4, "fri": 5, "sat": 6},
+}
+
+
+def fits(field: str, value: int, least: int, most: int, names: dict[str, int]) -> bool:
+    """Tell whether a field of cron has a value: an independent reading."""
+    for item in field.lower().split(","):
+        span, _, step = item.partition("/")
+        first, _, last = span.partition("-")
+        low, high = least, most
+        if first != "*":
+            low = names.get(first, int(first) if first.isdigit() else -1)
+            high = names.get(last, int(last) if last.isdigit() else low)
+        if low <= value <= high and (value - low) % int(step or 1) == 0:
+            return True
+    return False
+
+
+def is_cron_time(fields: list[str], moment: datetime) -> bool:
+    minute, hour, day, month, weekday = fields
+    if not fits(minute, moment.minute, 0, 59, {}) or not fits(hour, moment.hour, 0, 23, {}):
+        return False
+    shown = moment.isoweekday()
+    of_week = any(fits(weekday, one, 0, 7, NAMES["weekday"]) for one in {shown, shown % 7})
+    of_month = fits(day, moment.day, 1, 31, {})
+    both = "*" in (day[0], weekday[0])
+    fitting = of_week and of_month if both else of_week or of_month
+    return fitting and fits(month, moment.month, 1, 12, NAMES["month"])
+
+
+def a_cron(random: Random) -> str:
+    def field(least: int, most: int, names: list[str]) -> str:
+        low, high = sorted(random.sample(range(least, most + 1), 2))
+        kinds = [
+            "*",
+            "*",
+            f"*/{random.randint(1, most)}",
+            str(low),
+            f"{low}-{high}",
+            f"{low},{high}",
+        ]
+        kinds += [f"{low}-{high}/{random.randint(1, 9)}", f"{low}-{high},{most}"]
+        return random.choice(kinds + names)
+
+    months = field(1, 12, ["jan-jun", "FEB", "oct,Dec"])
+    weekdays = field(0, 7, ["mon-fri", "SUN", "sat,sun", "5-7"])
+    return f"{field(0, 59, [])} {field(0, 23, [])} {field(1, 31, [])} {months} {weekdays}"
+
+
+def test_cron_means_what_its_fields_say_minute_by_minute() -> None:
+    random = Random(5)  # noqa: S311 - repeatable
+    begin = datetime(2027, 12, 20, tzinfo=UTC)
+    minutes = [begin + timedelta(minutes=number) for number in range(15 * 1_440)]
+    met = 0
+    for _ in range(examples(100)):
+        text = a_cron(random)
+        expected = [ms(moment) for moment in minutes if is_cron_time(text.split(), moment)]
+        try:
+            rule = Recurrence.parse(text, start=START)
+        except InvalidValue as refused:
+            expected = [] if "never fires" in refused.problem else [-1]  # 30 February
+            found = []
+        else:
+            found = [one.at_ms for one in rule.between("UTC", ms(begin), ms(begin) + 15 * DAY_MS)]
+        assert found == expected, text
+        met += bool(found)
+    assert met
+
+
+HALF_PAST, SHARP = "BYMINUTE=30;BYSECOND=0", "BYMINUTE=0;BYSECOND=0"
+MONDAYS = f"RRULE:FREQ=WEEKLY;BYDAY=MO;BYHOUR=2;{HALF_PAST}"
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("*/20 * * * *", "RRULE:FREQ=HOURLY;BYMINUTE=0,20,40;BYSECOND=0"),
+        ("@hourly", "RRULE:FREQ=HOURLY;BYMINUTE=0;BYSECOND=0"),
+        ("@daily", "RRULE:FREQ=DAILY;BYHOUR=0;BYMINUTE=0;BYSECOND=0"),
+        ("@Weekly", "RRULE:FREQ=DAILY;BYDAY=SU;BYHOUR=0;BYMINUTE=0;BYSECOND=0"),
+        ("@monthly", "RRULE:FREQ=DAILY;BYMONTHDAY=1;BYHOUR=0;BYMINUTE=0;BYSECOND=0"),
+        ("@yearly", "RRULE:FREQ=DAILY;BYMONTH=1;BYMONTHDAY=1;BYHOUR=0;BYMINUTE=0;BYSECOND=0"),
+        ("30 9 * * mon-fri", f"RRULE:FREQ=DAILY;BYDAY=MO,TU,WE,TH,FR;BYHOUR=9;{HALF_PAST}"),
+        (
+            "0 9 1 * fri-sun",
+            "\n".join(
+                f"RRULE:FREQ=DAILY;{days};BYHOUR=9;{SHARP}"
+                for days in ("BYMONTHDAY=1", "BYDAY=FR,SA,SU")
+            ),
+        ),
+        ("FREQ=YEARLY", f"RRULE:FREQ=YEARLY;BYMONTH=1;BYMONTHDAY=5;BYHOUR=2;{HALF_PAST}"),
+        ("freq=yearly;byweekno=9", f"RRULE:FREQ=YEARLY;BYDAY=MO;BYWEEKNO=9;BYHOUR=2;{HALF_PAST}"),
+        (
+            "FREQ=MONTHLY;COUNT=2",
+            f"RRULE:FREQ=MONTHLY;UNTIL=20260205T023000;BYMONTHDAY=5;BYHOUR=2;{HALF_PAST}",
+        ),
+        (
+            "FREQ=MINUTELY;INTERVAL=9;COUNT=2",
+            "RRULE:FREQ=MINUTELY;INTERVAL=9;COUNT=2;BYSECOND=0",
+        ),
+        (
+            "RDATE;VALUE=DATE:20260301\r\nEXDATE;VALUE=DATE:2026\r\n 0105\r\nRRULE:FREQ=WEEKLY",
+            f"{MONDAYS}\nRDATE:20260301T023000\nEXDATE;VALUE=DATE:20260105",
+        ),
+    ],
+)
+def test_rules_are_written_out(text: str, rule: str) -> None:
+    read = Recurrence.parse(text, start=START)
+    assert read.rule == rule
+    assert Recurrence.parse(read.rule, start=START) == read
+
+
+EVERY_HOUR, EVERY_60TH = (",".join(map(str, range(size))) for size in (24, 60))
+EVERY_MINUTE = f"FREQ=DAILY;BYHOUR={EVERY_HOUR};BYMINUTE={EVERY_60TH}"
+REFUSED = [
+    ("", "0 rules"), ("daily", "no part"), ("x" * 2_001, "2,000"), (None, "no text"),
+    ("FREQ=FORTNIGHTLY", "FREQ"), ("INTERVAL=2", "FREQ"), ("FREQ=DAILY;FREQ=DAILY", "twice"),
+    ("FREQ=DAILY;COUNT=1;UNTIL=20270101T000000", "both"), ("FREQ=DAILY;X-A=1", "no part"),
+    ("FREQ=DAILY;BYEASTER=0", "no part"), ("FREQ=DAILY;", "no part"),
+    ("FREQ=DAILY;UNTIL=20270101", "the date 20270101 as UNTIL"),
+    ("FREQ=DAILY;UNTIL=20251231T000000", "before its start"),
+    ("FREQ=DAILY;UNTIL=20251231T000000Z", "before its start"),
+    ("FREQ=DAILY;UNTIL=20270230T000000", "no time"), ("FREQ=DAILY;UNTIL=tomorrow", "no time"),
+    ("FREQ=DAILY;COUNT=0", "COUNT"), ("FREQ=DAILY;COUNT=10001", "1 to 10000"),
+    ("FREQ=DAILY;INTERVAL=0", "INTERVAL"), ("FREQ=YEARLY;INTERVAL=100", "1 to 99"),
+    ("FREQ=DAILY;BYHOUR=24", "0 to 23"), ("FREQ=DAILY;BYMINUTE=60", "0 to 59"),
+    ("FREQ=DAILY;BYSECOND=60", "0 to 59"), ("FREQ=DAILY;BYMONTH=0", "1 to 12"),
+    ("FREQ=DAILY;BYMONTHDAY=0", "-31 to -1"), ("FREQ=DAILY;BYMONTHDAY=1,", "''"),
+    ("FREQ=YEARLY;BYYEARDAY=367", "-366 to -1"), ("FREQ=YEARLY;BYWEEKNO=52", "1 to 51"),
+    ("FREQ=DAILY;BYSETPOS=1", "no BY part but BYSETPOS"),
+    ("FREQ=DAILY;BYHOUR=1;BYSETPOS=0", "-1"),
+    ("FREQ=MONTHLY;BYWEEKNO=1", "BYWEEKNO with"), ("FREQ=WEEKLY;BYMONTHDAY=1", "BYMONTHDAY with"),
+    ("FREQ=DAILY;BYYEARDAY=1", "BYYEARDAY with"), ("FREQ=WEEKLY;BYDAY=1MO", "without a number"),
+    ("FREQ=MONTHLY;BYDAY=6MO", "up to 5"), ("FREQ=YEARLY;BYDAY=54MO", "up to 53"),
+    ("FREQ=YEARLY;BYWEEKNO=1;BYDAY=1MO", "without a number"), ("FREQ=DAILY;BYDAY=XX", "BYDAY"),
+    ("FREQ=WEEKLY;WKST=1", "WKST"), ("FREQ=DAILY;BYMONTH=2;BYMONTHDAY=30", "never fires"),
+    ("FREQ=HOURLY;INTERVAL=24;BYHOUR=3", "never fires"),
+    ("FREQ=SECONDLY;INTERVAL=60;BYSECOND=1", "never fires"),
+    ("FREQ=MINUTELY;BYHOUR=1;BYSETPOS=2", "never fires"),
+    ("FREQ=DAILY;BYHOUR=1;BYSETPOS=2", "never fires"),
+    ("FREQ=DAILY;UNTIL=20260105T030000\nEXDATE:20260105", "never fires"),
+    ("DTSTART:20260101T000000\nRRULE:FREQ=DAILY", "start and zone are given"),
+    ("RDATE;TZID=Europe/Berlin:20260101T000000", "start and zone are given"),
+    ("EXRULE:FREQ=DAILY", "start and zone"), ("EXDATE:20260101T000000", "0 rules"),
+    ("RDATE:20260101T000000/PT1H", "no time"), ("\n".join(["FREQ=DAILY"] * 11), "11 rules"),
+    (f"{EVERY_MINUTE};BYSECOND=0,30", "1,440 times"),
+    ("@reboot", "no part"), ("60 * * * *", "0 to 59"), ("* 24 * * *", "0 to 23"),
+    ("* * 0 * *", "1 to 31"), ("* * * 13 *", "1 to 12"), ("* * * * 8", "0 to 7"),
+    ("5/15 * * * *", "/steps"), ("*/0 * * * *", "/steps"), ("30-10 * * * *", "0 to 59"),
+    ("* * * foo *", "1 to 12"), ("* * L * *", "1 to 31"), ("* * * * 5#2", "0 to 7"),
+    ("0 0 30 2 *", "never fires"), ("1 2 3 4", "no part"), ("0 0 * * 1 2026", "no part"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "problem"), REFUSED)
+def test_refused_rules(text: str, problem: str) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        Recurrence.parse(text, start=START)
+    assert refused.value.field == "rule"
+    assert problem in refused.value.problem
+    assert "RRULE of RFC 5545" in refused.value.accepted
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "problem"),
+    [
+        ("FREQ=DAILY;COUNT=2", {"count": 2}, "rule: has COUNT twice"),
+        ("FREQ=DAILY;COUNT=2", {"until": START}, "rule: has both"),
+        ("FREQ=DAILY", {"until": START, "count": 1}, "rule: has both"),
+        ("FREQ=DAILY", {"until": START.date()}, "rule: has datetime.date"),
+        ("FREQ=DAILY", {"until": START - timedelta(days=1)}, "rule: has an UNTIL"),
+        ("FREQ=DAILY", {"count": 0}, "rule: has '0' in COUNT"),
+        ("0 0 1 * 1", {"count": 5}, "rule: has 2 rules"),
+        ("FREQ=DAILY", {"gap": "later"}, "gap: 'later'"),
+        ("FREQ=DAILY", {"repeat": None}, "repeat: None"),
+        ("FREQ=DAILY", {"start": START.replace(tzinfo=UTC)}, "start: "),
+        ("FREQ=DAILY", {"start": START.replace(microsecond=1)}, "start: "),
+        ("FREQ=DAILY", {"start": START.replace(year=1969)}, "start: "),
+        ("FREQ=DAILY", {"start": "2026-01-01"}, "start: "),
+    ],
+)
+def test_refused_arguments(text: str, given: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidValue, match=f"^{re.escape(problem)}"):
+        Recurrence.parse(text, **{"start": START, **given})
+
+
+WORDS = [
+    *"FREQ= ; = : , - + * / 0 1 2 31 53 366 -1 99999999999 MO 1MO TU T Z @daily".split(),  # noqa: SIM905
+    *"YEARLY MONTHLY WEEKLY DAILY HOURLY MINUTELY SECONDLY UNTIL= COUNT= ² \x85".split(),  # noqa: SIM905
+    *(f";{name}=" for name in ("BYDAY", "BYMONTH", "BYSETPOS", "BYWEEKNO", "BYHOUR", "INTERVAL")),
+    *("RRULE:", "RDATE:", "EXDATE:", "20260301T000000", "99991231T235959Z", "00010101T000000"),
+    *("\n", " "),
+]
+
+
+@settings(max_examples=examples(1_000), deadline=None, database=None)
+@given(
+    st.text(max_size=60)
+    | st.lists(st.sampled_from(WORDS), max_size=9).map("".join)
+    | st.lists(st.sampled_from(WORDS), max_size=9).map(lambda words: f"FREQ={''.join(words)}"),
+    st.datetimes(datetime.fromisoformat("1970-01-01"), datetime.fromisoformat("9000-12-31")).map(
+        lambda at: at.replace(microsecond=0, fold=0)
+    ),
+    st.integers(-(10**20), 10**20),
+)
+def test_hostile_text_raises_nothing_but_a_refusal(text: str, start: datetime, at_ms: int) -> None:
+    try:
+        rule = Recurrence.parse(text, start=start)
+    except InvalidValue:
+        return
+    first = rule.first_from("Pacific/Apia", at_ms)
+    assert first is None or first >= at_ms
+    assert rule.between("Pacific/Apia", at_ms, at_ms + 1_000) == rule.between(
+        "Pacific/Apia", at_ms, at_ms + 1_000
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["FREQ=DAILY", "FREQ=DAILY;INTERVAL=1;COUNT=9999", "FREQ=WEEKLY", "FREQ=HOURLY"]
+)
+def test_a_year_costs_no_more_long_after_the_start(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counts the days and times that dateutil tells."""
+    rule = Recurrence.parse(text, start=START)
+    told = 0
+
+    iterate = rrule.rrule._iter  # type: ignore[attr-defined]  # only the sources know it
+
+    def counting(self: rrule.rrule) -> Iterator[datetime]:
+        nonlocal told
+        for one in iterate(self):
+            told += 1
+            yield one
+
+    monkeypatch.setattr(rrule.rrule, "_iter", counting)
+    begin = ms(datetime(2046, 1, 1, tzinfo=UTC))
+    assert rule.between("Europe/Berlin", begin, begin + 365 * DAY_MS)
+    assert 50 < told < 375
+    told = 0
+    assert rule.first_from("Europe/Berlin", begin)
+    assert told < 15
+
+
+def test_a_search_without_end_ends_after_a_century() -> None:
+    """dateutil alone would look at three million days."""
+    rule = Recurrence("RRULE:FREQ=DAILY;BYMONTH=2;BYMONTHDAY=30", START)
+    assert rule.first_from("UTC", 0) is None
+    leap = Recurrence.parse("FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=29", start=START)
+    assert leap.first_from("UTC", ms(datetime(2096, 3, 1, tzinfo=UTC))) == ms(
+        datetime(2104, 2, 29, 2, 30, tzinfo=UTC)
+    )
+    last = Recurrence.parse("FREQ=MONTHLY;BYMONTHDAY=31", start=START)
+    assert [one.nominal for one in last.following("UTC", 0, 3)] == [
+        f"2026-{month}-31T02:30" for month in ("01", "03", "05")
+    ]
+    assert leap.first_from("UTC", 10**18) is None
