@@ -482,7 +482,7 @@ class Permits:
                 return self._scope_kind if kind == OWN_SCOPE and limits is None else None
             return _LogKind(limits, kind or _SCOPES, gives_turns=kind != OWN_SCOPE)
 
-        self._legs = lru_cache(_LEGS_KEPT)(partial(self._legs_of, cache(kind_of)))
+        self._legs = lru_cache(_LEGS_KEPT)(partial(self._legs_of, lru_cache(_LEGS_KEPT)(kind_of)))
         self._own = own
 
     def _legs_to(self, permit: Permit) -> _Legs:
