@@ -466,7 +466,7 @@ class Permits:
             raise LimitersUnavailable(reason(error)) from cause(error)
 
     def _refresh(self) -> None:
-        if (own := self._own_limits()) is not self._own:
+        if (own := self._own_limits()) is not self._known[0]:
             self._read(own)
 
     def _read(self, own: Mapping[tuple[str, str], Sequence[LogLimit]]) -> None:
@@ -482,15 +482,13 @@ class Permits:
                 return self._scope_kind if kind == OWN_SCOPE and limits is None else None
             return _LogKind(limits, kind or _SCOPES, gives_turns=kind != OWN_SCOPE)
 
-        self._legs = lru_cache(_LEGS_KEPT)(partial(self._legs_of, lru_cache(_LEGS_KEPT)(kind_of)))
-        self._own = own
+        kinds = lru_cache(_LEGS_KEPT)(kind_of)
+        self._known = own, lru_cache(_LEGS_KEPT)(partial(self._legs_of, kinds))
 
     def _legs_to(self, permit: Permit) -> _Legs:
-        own = self._own
+        own, legs = self._known
         further = permit.scopes.items() if permit.scopes and own else ()
-        return self._legs(
-            permit.scope, permit.channel, *[named for named in further if named in own]
-        )
+        return legs(permit.scope, permit.channel, *[named for named in further if named in own])
 
     def _legs_of(
         self,
