@@ -7,7 +7,7 @@ import random
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -30,8 +30,9 @@ from dispatcher.errors import (
     TemporaryFailure,
 )
 from dispatcher.faults import fault
-from dispatcher.limiters.permits import CLOSED_BY_PROVIDER, Permit, Permits
+from dispatcher.limiters.permits import CLOSED_BY_PROVIDER, OwnLimits, Permit, Permits
 from dispatcher.message import Outcome, storable_text
+from dispatcher.scope import OWN_SCOPE
 from dispatcher.settings import Settings
 from dispatcher.store.claims import Claim, Claims, Failure, Success
 from dispatcher.store.schema import MAX_DELAYED_BY
@@ -221,6 +222,7 @@ class Group:
         """Claims without a permit yet."""
         self._ask_at = self._received_at
         self._ask_until = self._received_at + _LONGEST_ASKING_SECONDS
+        self._own_limits: OwnLimits = {}
         self._sending: dict[UUID, Claim] = {}
         """Claims with a permit that senders have and have not reported."""
         self._begun: set[UUID] = set()
@@ -372,6 +374,7 @@ class Group:
         back, and sends under way are waited for and recorded. A second error is raised at once.
         """
         try:
+            self._withdraw_limited()
             self._ask()
             self._collect()
             self._withdraw(only_silent=True)
@@ -552,6 +555,18 @@ class Group:
                 del self._sending[claim.message.id]
             if unsent:
                 self.put_back(unsent)
+
+    def _withdraw_limited(self) -> None:
+        """Withdraw what got limits since its permit, which does not count against them."""
+        with suppress(LimitersUnavailable):
+            before, self._own_limits = self._own_limits, self._delivery.permits.own_limits()
+            own = self._own_limits
+            if own is not before and any(
+                own.get(named) != before.get(named)
+                for permit in map(permit_of, self._sending.values())
+                for named in ((OWN_SCOPE, permit.scope), *(permit.scopes or {}).items())
+            ):
+                self._withdraw()
 
     def _renew(self) -> None:
         """Renew the claims when half of their time is over, or no send could begin any more."""

@@ -49,7 +49,7 @@ _TRIES = 3
 _COST = 10_000
 """Of a permit, in the time of a share that weighs 1."""
 _NO_WEIGHTS: Mapping[str, Mapping[str, float]] = MappingProxyType({})
-_NO_LIMITS: Mapping[tuple[str, str], Sequence[LogLimit]] = MappingProxyType({})
+_NO_LIMITS: OwnLimits = MappingProxyType({})
 _MOST_AT_ONCE = 500
 """One script restores at most so many permits; it then runs for a few milliseconds."""
 _SOON = timedelta(minutes=1)
@@ -72,6 +72,8 @@ class InHand:
 
 
 LogLimit = Limit | CalendarLimit | InHand
+OwnLimits = Mapping[tuple[str, str], Sequence[LogLimit]]
+"""Of single scopes, by kind and name."""
 
 
 class Permit(NamedTuple):
@@ -182,14 +184,14 @@ class Permits:
         channel_limits: Mapping[str, Sequence[LogLimit]],
         clock: Clock,
         weights: Mapping[str, Mapping[str, float]] = _NO_WEIGHTS,
-        own_limits: Callable[[], Mapping[tuple[str, str], Sequence[LogLimit]]] = lambda: _NO_LIMITS,
+        own_limits: Callable[[], OwnLimits] = lambda: _NO_LIMITS,
     ) -> None:
         self._client = client
         self._weights = weights
         self._clock = clock
         self._shards = permit_parts(namespace, shards)
         self._scope_kind = _LogKind(scope_limits, _SCOPES) if scope_limits else None
-        self._own_limits = own_limits
+        self.own_limits = own_limits
         # An own scope has no herd, and a cancelled message must not make the next one wait.
         self._channel_kinds = {
             name: _LogKind(limits, _channel(name), gives_turns=True)
@@ -206,7 +208,7 @@ class Permits:
     @property
     def memory(self) -> timedelta:
         """How far back sends still count against a limit."""
-        own = (limit.longest_ms for limits in self._own_limits().values() for limit in limits)
+        own = (limit.longest_ms for limits in self.own_limits().values() for limit in limits)
         return max(self._longest_ms, *own, 0) * MILLISECOND
 
     def acquire(self, permits: Sequence[Permit], *, within: timedelta) -> list[PermitAnswer]:
@@ -466,10 +468,10 @@ class Permits:
             raise LimitersUnavailable(reason(error)) from cause(error)
 
     def _refresh(self) -> None:
-        if (own := self._own_limits()) is not self._known[0]:
+        if (own := self.own_limits()) is not self._known[0]:
             self._read(own)
 
-    def _read(self, own: Mapping[tuple[str, str], Sequence[LogLimit]]) -> None:
+    def _read(self, own: OwnLimits) -> None:
         """Make legs by these limits of single scopes from now on.
 
         What is granted by the ones before is settled and returned in the logs that there are now:

@@ -12,6 +12,7 @@ from dispatcher.errors import StoreUnavailable
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build, on_postgresql
 from tests.support.refusals import refuses
+from tests.support.waiting import wait_until
 
 ACME = ("tenant", "acme")
 HOUR = timedelta(hours=1)
@@ -75,6 +76,27 @@ def test_another_process_knows_them_within_five_seconds(build: Build) -> None:
     house.dispatcher.unset_limits(*ACME)
     other.moved.advance(timedelta(seconds=5))
     assert sent(other, *messages) == 3
+
+
+def test_what_has_a_permit_and_waits_for_a_sender_asks_again(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A permit from before the limit does not count against it: at a slow provider, hundreds."""
+    channels = {"memory": {"transport": "memory", "senders": 1}}
+    house = build(**KINDS | {"channels": channels}, clock=hour_ago())
+    messages, send = submitted(house, 6), house.memory.send
+
+    def slow(message: Message) -> str | None:
+        if not house.sent:
+            house.dispatcher.set_limits(*ACME, "2/hour")
+            house.moved.advance(timedelta(seconds=5))
+            others = [one for one in messages if one.id != message.id]
+            wait_until(lambda: {house.again(one).status for one in others} == {Status.SCHEDULED})
+        return send(message)
+
+    monkeypatch.setattr(house.memory, "send", slow)
+    assert sent(house, *messages) == 1, "it had begun"
+    assert sent(house, *messages) == 2
 
 
 def test_a_process_that_could_not_read_limits_sends_nothing(
