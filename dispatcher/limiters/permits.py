@@ -139,6 +139,7 @@ class _LogKind:
         self._lengths = [word for limit in rolling for word in (limit.count, limit.length_ms)]
         self._most = min((limit.count for limit in limits if isinstance(limit, InHand)), default=0)
         self.gives_turns = gives_turns
+        self.longest_ms = max(limit.longest_ms for limit in limits)
         self._reach = reach
         subject = "scope" if reach == _SCOPES else reach
         hands = [limit for limit in limits if isinstance(limit, InHand)]
@@ -419,24 +420,25 @@ class Permits:
     ) -> None:
         """Put permits back into the emptied logs of some shards, and nothing into others.
 
-        Each permit comes with its age, negative while it may be used. ``markers`` are those of the
-        shards and are kept alive; in a shard in which another rebuild has its own nothing is
-        written.
+        Each permit comes with its age, negative while it may be used, and is put where it counts.
+        ``markers`` are those of the shards and are kept alive; in a shard in which another rebuild
+        has its own nothing is written.
         """
         self._refresh()
-        members: dict[PermitKeys, list[tuple[str, int, bytes]]] = {keys: [] for keys in markers}
+        members: dict[PermitKeys, list[Any]] = {keys: [] for keys in markers}
         for permit, age in taken:
+            age_ms = age // MILLISECOND
             for leg in self._legs_to(permit):
-                for log in leg.logs if leg.keys in members else ():
-                    members[leg.keys].append((log, age // MILLISECOND, permit.member))
-        lengths = marker_life // MILLISECOND, self.memory // MILLISECOND
+                for log, kind in leg.logs.items() if leg.keys in members else ():
+                    if age_ms < kind.longest_ms:
+                        members[leg.keys].append((log, age_ms, kind.longest_ms, permit.member))
         calls: list[Call] = []
         for keys, of_shard in members.items():
             for start in range(0, max(1, len(of_shard)), _MOST_AT_ONCE):
                 part = of_shard[start : start + _MOST_AT_ONCE]
                 words = [word for _, *of_permit in part for word in of_permit]
                 names = [keys.rebuild, *(log for log, *_ in part)]
-                calls.append((names, [markers[keys], *lengths, *words]))
+                calls.append((names, [markers[keys], marker_life // MILLISECOND, *words]))
         self._replies("restore_permits", calls)
 
     def forget(

@@ -309,7 +309,7 @@ def test_a_rebuild_restores_many_logs_a_few_hundred_permits_at_a_time(
             for number, scope in enumerate(scopes)
         )
     )
-    assert max(len(words) for calls in trips for _, words in calls) < 1_250
+    assert max(len(words) for calls in trips for _, words in calls) < 1_750
     for scope in {*scopes}:
         log = logs.keys(scope).scope(scope)
         assert logs.names(log).keys() == {b"%d" % n for n, of in enumerate(scopes) if of == scope}

@@ -225,6 +225,23 @@ def test_what_is_rebuilt_counts_by_a_process_that_never_asked(moved: Clocked) ->
     assert answer.retry_after > timedelta(minutes=59)
 
 
+def test_what_is_rebuilt_stays_where_and_as_long_as_it_counts(moved: Clocked) -> None:
+    """Sends of an hour ago are read for one tenant: they fill no log that forgets in a second."""
+    world = World(moved)
+    world.set(own(beta="2/hour"))
+    [keys] = world.parts
+    moved.set(keys.rebuild, "marker")
+    old, new = world.permit(tenant="beta"), world.permit(tenant="beta")
+    taken = [(old, timedelta(minutes=50)), (new, timedelta(0))]
+    world.permits[0].restore(taken, {keys: "marker"}, marker_life=HOLD)
+    of_beta, mail = keys.further("tenant", "beta"), keys.channel("mail")
+    assert moved.zcard(of_beta) == 2
+    for log in (mail, keys.scope(new.scope)):
+        assert moved.zrange(log, 0, -1) == [new.member]
+        assert 0 < moved.left(log) <= 1_001
+    assert not moved.exists(keys.scope(old.scope))
+
+
 def test_without_such_limits_a_send_asks_for_nothing_more(moved: Clocked) -> None:
     world = World(moved, 8)
     world.set(own(beta="2/hour"))
