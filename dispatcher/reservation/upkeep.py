@@ -229,12 +229,18 @@ class Upkeep(Contents):
                         self._client.unlink(epoch_of(tag), *left_behind)
 
     def restore(self, rebuild: Rebuild, rows: Sequence[Reserved]) -> None:
-        """Put rows back into their windows in these shards, and keep the markers alive."""
+        """Put rows back where they count in these shards, and keep the markers alive."""
         entries: dict[ShardKeys, list[tuple[bytes, int, bytes]]]
         entries = {keys: [] for keys in rebuild.shards}
-        for row, keys, window in self._places(rows):
-            if keys in entries:
-                entries[keys].append((window, to_ms(row.send_at), row.member))
+        since_ms, rules = self.now_ms() - KEEP_MS, self._rules.latest
+        for row in rows:
+            at_ms = to_ms(row.send_at)
+            for scope in row.scopes:
+                keys, window = self.fence.window_of(scope)
+                own_ms = longest_ms(rules.quotas(scope.kind, scope.name))
+                reach_ms = max(own_ms, self.fence.reaches_ms[scope.kind])
+                if keys in entries and at_ms >= since_ms - reach_ms:
+                    entries[keys].append((window, at_ms, row.member))
         steps: list[_Step] = []
         for keys, places in entries.items():
             for start in range(0, len(places), _MOST_RESTORED):

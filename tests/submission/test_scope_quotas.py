@@ -242,6 +242,8 @@ def test_long_quotas_of_a_scope_count_what_its_window_had_forgotten(
 
     assert booked() == [0, 0]
     house.dispatcher.set_quotas(*ACME, "3/30 day")
+    filled: list[list[int]] = []
+    house.between("reconciler", "upkeep", before={"tidy": lambda: filled.append(booked())})
     for _ in range(2):
         let_graces_pass(house)
         for _ in range(3):
@@ -250,6 +252,7 @@ def test_long_quotas_of_a_scope_count_what_its_window_had_forgotten(
         assert house.dispatcher.verify_windows().equal
         house.redis.flushall()
         house.reconciled()
+    assert filled == [[2, 0]] * len(filled), "a rebuild brings back what counts"
     submit(house, now)
     with pytest.raises(QuotaExceeded, match="3/30 day") as refused:
         submit(house, now + 2 * DAY)
