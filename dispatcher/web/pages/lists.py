@@ -165,23 +165,35 @@ def resume(visit: Visit) -> Response:
 
 
 def quotas(visit: Visit) -> Response:
-    listed = [of_one for of_one in visit.dispatcher.scope_settings() if of_one.own]
+    listed = [
+        (of_one, what, getattr(of_one, what))
+        for of_one in visit.dispatcher.scope_settings()
+        for what, is_own in (("quotas", of_one.own), ("limits", of_one.limits))
+        if is_own
+    ]
     kinds = visit.site.settings.kinds_with_quotas
     return visit.show("quotas.html", listed=listed[:_MOST_ROWS], count=len(listed), kinds=kinds,
                       longest=_LONGEST_REASON)  # fmt: skip
 
 
 def set_quotas(visit: Visit) -> Response:
-    texts = visit.form.required("quotas", "a quota on each line").splitlines()
+    texts, what = visit.form.required("quotas", "one on each line").splitlines(), _what(visit)
 
-    def change(kind: str, name: str) -> ScopeQuotas:
-        return visit.dispatcher.set_quotas(kind, name, [*filter(str.strip, texts)])
+    def change(kind: str, name: str) -> object:
+        put = visit.dispatcher.set_limits if what == "limits" else visit.dispatcher.set_quotas
+        return put(kind, name, [*filter(str.strip, texts)])
 
-    return _change(visit, "set_quotas", change, to="/quotas")
+    return _change(visit, f"set_{what}", change, to="/quotas")
 
 
 def unset_quotas(visit: Visit) -> Response:
-    return _change(visit, "unset_quotas", visit.dispatcher.unset_quotas, to="/quotas")
+    dispatcher, what = visit.dispatcher, _what(visit)
+    end = dispatcher.unset_limits if what == "limits" else dispatcher.unset_quotas
+    return _change(visit, f"unset_{what}", end, to="/quotas")
+
+
+def _what(visit: Visit) -> str:
+    return "limits" if visit.form.get("what") == "limits" else "quotas"
 
 
 def _change(
@@ -195,7 +207,7 @@ def _change(
     if kind not in (PAUSED_CHANNEL, PAUSED_CAMPAIGN):
         name = "" if digest is None else digest(name)
     visit.note(f"{verb} of {kind} {name}".rstrip() + f" ({reason})")
-    over = changed.over if isinstance(changed, ScopeQuotas) else 0
+    over = changed.over if isinstance(changed, ScopeQuotas) and "quotas" in verb else 0
     return visit.go(to, done=verb, many=over or None)
 
 
@@ -259,8 +271,8 @@ PAGES = (
     _route("/pauses", pause, "POST", names=_PAUSE, rights=_OPERATE),
     _route("/pauses/end", resume, "POST", names=_PAUSE, rights=_OPERATE),
     _route("/quotas", quotas, title="Quotas", rights=_OPERATE),
-    _route("/quotas", set_quotas, "POST", names=(*_PAUSE, "quotas"), rights=_OPERATE),
-    _route("/quotas/end", unset_quotas, "POST", names=_PAUSE, rights=_OPERATE),
+    _route("/quotas", set_quotas, "POST", names=(*_PAUSE, "what", "quotas"), rights=_OPERATE),
+    _route("/quotas/end", unset_quotas, "POST", names=(*_PAUSE, "what"), rights=_OPERATE),
     _route("/doctor", doctor, title="Doctor", rights=(Right.OPERATE,)),
     _route("/doctor", examine, "POST", rights=(Right.OPERATE,)),
 )  # fmt: skip

@@ -348,7 +348,7 @@ def test_quotas_of_one_scope_are_set_and_ended_for_a_reason(
     assert "1 message to come are more" in person.get("/quotas?done=set_quotas&many=1").text
     assert "2/hour; 9/day in UTC" in person.get("/quotas").text
     form = hidden(person.get("/quotas").text, "/quotas/end")
-    assert form == {"kind": "recipient", "name": "ada"}
+    assert form == {"kind": "recipient", "name": "ada", "what": "quotas"}
     ended = person.post("/quotas/end", data={**form, "reason": "it has ended"})
     assert ended.headers["location"] == "/quotas?done=unset_quotas"
     assert house.dispatcher.scope_settings() == ()
@@ -357,6 +357,27 @@ def test_quotas_of_one_scope_are_set_and_ended_for_a_reason(
     for wrong in ({"quotas": "9/fortnight"}, {"quotas": " "}, {"kind": "x"}):
         data = {**wanted, **wrong, "reason": "none"}
         assert person.post("/quotas", data=data).status_code == 422, wrong
+
+
+def test_limits_of_one_scope_are_set_and_ended_beside_its_quotas(
+    build: Any, visit: Visit, actions: list[str]
+) -> None:
+    house = build(scopes={"tenant": {"quotas": "9/hour"}})
+    person = visit(of=house)
+    acme = {"kind": "tenant", "name": "acme", "reason": "a plan"}
+    person.post("/quotas", data=acme | {"what": "quotas", "quotas": "8/hour"})
+    done = person.post("/quotas", data=acme | {"what": "limits", "quotas": "2/second\r\n9/minute"})
+    assert "has limits of its own" in person.get(done.headers["location"]).text
+    [both] = house.dispatcher.scope_settings()
+    assert (both.quotas, both.limits) == (("8/hour",), ("2/second", "9/minute"))
+    shown = person.get("/quotas").text
+    assert "8/hour" in shown
+    form = hidden(shown.split("2/second; 9/minute")[1], "/quotas/end")
+    assert person.post("/quotas/end", data=form | acme).status_code == 303
+    assert house.dispatcher.scope_settings()[0].limits == ()
+    assert "page: unset_limits of tenant" in actions[-1]
+    wrong = acme | {"what": "limits", "kind": "recipient", "quotas": "2/second"}
+    assert person.post("/quotas", data=wrong).status_code == 422
 
 
 @pytest.mark.parametrize("query", ["", "do=forget", "do=cancel&status=sent", "do=retry&overdue=on"])
