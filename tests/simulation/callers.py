@@ -18,7 +18,7 @@ from dispatcher.submission.reserver import LOOKING_SECONDS
 from tests.simulation.facts import Asked
 from tests.simulation.faults import CallersSession
 from tests.simulation.scheduler import Process
-from tests.simulation.setting import OWN_QUOTAS, PRIORITIES, SCOPES, TENANTS
+from tests.simulation.setting import OWN_LIMITS, OWN_QUOTAS, PRIORITIES, SCOPES, TENANTS
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _CHANNELS = ("sms", "sms", "mail", "mail", "push", "page")
 _SUBMITS = (10, 1.4, 1)
 """How often callers submit one, many, or in a transaction of their own."""
-_USUAL, _RESTLESS = (5, 4, 1, 0.5), (4, 8, 1, 0.5)
-"""How often callers cancel, move, opt out and change quotas; restless ones move much."""
+_USUAL, _RESTLESS = (5, 4, 1, 0.5, 0.5), (4, 8, 1, 0.5, 0.5)
+"""How often callers cancel, move, opt out, change quotas and limits; restless ones move much."""
 _OF_ALL_CHANNELS = 0.2
 _COMMITS = 0.8
 _OPEN = (Status.SENDING, Status.HELD)
@@ -46,7 +46,8 @@ class Caller:
             ways = [self._submit, self._submit_many, self._submit_joined]
             rng.choices(ways, _SUBMITS)[0]()
         else:
-            ways = [self._cancel, self._reschedule, self._opt_out, self._change_quotas]
+            own = [partial(self._change_own, what) for what in ("quotas", "limits")]
+            ways = [self._cancel, self._reschedule, self._opt_out, *own]
             rng.choices(ways, _RESTLESS if self._world.is_restless else _USUAL)[0]()
 
     def _tell(self, what: str, detail: str = "") -> None:
@@ -326,14 +327,18 @@ class Caller:
         if self._told(lambda: self._cases.suppression_list.suppress(*who)):
             opt_outs.confirmed(who, before)
 
-    # Quotas of single scopes
+    # Quotas and limits of single scopes
 
-    def _change_quotas(self) -> None:
-        tenant, quotas = self._rng.choice(TENANTS), self._rng.choice(OWN_QUOTAS)
-        self._tell("asks: quotas", f"{tenant} {quotas}")
-        with self._world.facts.own_quotas.changing(tenant, quotas, self._world.db_us) as change:
-            put = partial(self._cases.quota_list.put, "tenant", tenant, quotas)
-            change.is_sure = any(self._told(put) for _ in range(5))
+    def _change_own(self, what: str) -> None:
+        quota_list, world = self._cases.quota_list, self._world
+        put, known = {
+            "quotas": (quota_list.put, OWN_QUOTAS), "limits": (quota_list.put_limits, OWN_LIMITS),
+        }[what]  # fmt: skip
+        tenant, rules = self._rng.choice(TENANTS), self._rng.choice(known)
+        self._tell(f"asks: {what}", f"{tenant} {rules}")
+        with world.facts.own_rules.changing(what, tenant, rules, world.db_us) as change:
+            act = partial(put, "tenant", tenant, rules)
+            change.is_sure = any(self._told(act) for _ in range(5))
 
     def _told(self, act: Callable[[], object]) -> bool:
         try:

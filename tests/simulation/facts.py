@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from dispatcher.errors import StoreUnavailable
-from dispatcher.limiters.permits import Permit, PermitAnswer
+from dispatcher.limiters.permits import Permit, PermitAnswer, Permits
 from dispatcher.message import Message, Status
 from dispatcher.store.claims import Claim, Claims, Delays, Failure, Success
 from dispatcher.store.database import Database
@@ -91,49 +91,54 @@ class OptOuts:
 
 
 @dataclass(slots=True)
-class QuotaChange:
-    """A change of a tenant's quotas. Unless it is sure, nobody knows whether it was made."""
+class Change:
+    """A change of a tenant's ``quotas`` or ``limits``; None ends them.
 
+    Unless it is sure, nobody knows whether it was made.
+    """
+
+    what: str
     tenant: str
-    quotas: Sequence[str] | None
+    rules: Sequence[str] | None
     began_us: int
     ended_us: int = 2**63
     is_sure: bool = False
 
 
 @dataclass(slots=True)
-class OwnQuotas:
+class OwnRules:
     """``unread``: which process could not read what has changed, and when."""
 
-    changes: list[QuotaChange] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
     unread: list[tuple[str, int]] = field(default_factory=list)
 
     @contextmanager
     def changing(
-        self, tenant: str, quotas: Sequence[str] | None, now_us: Callable[[], int]
-    ) -> Iterator[QuotaChange]:
-        change = QuotaChange(tenant, quotas, now_us())
+        self, what: str, tenant: str, rules: Sequence[str] | None, now_us: Callable[[], int]
+    ) -> Iterator[Change]:
+        change = Change(what, tenant, rules, now_us())
         self.changes.append(change)
         try:
             yield change
         finally:
             change.ended_us = now_us()
 
-    def known(self, tenant: str, submit: Asked) -> Sequence[str] | str | None:
-        """Return the quotas by which alone a tenant was judged in a submit; "" if nobody knows."""
-        since_us, until_us = submit.began_us - KNOWN_WITHIN_US, submit.at_us
-        begun = [change for change in self.changes
-                 if change.tenant == tenant and change.began_us <= until_us]  # fmt: skip
+    def known(
+        self, what: str, tenant: str, process: str, began_us: int, until_us: int
+    ) -> Sequence[str] | str | None:
+        """Return the rules by which alone a process judged a tenant meanwhile; "": nobody knows."""
+        since_us = began_us - KNOWN_WITHIN_US
+        begun = [
+            change for change in self.changes
+            if (change.what, change.tenant) == (what, tenant) and change.began_us <= until_us
+        ]  # fmt: skip
         last = max(begun, key=lambda change: change.began_us, default=None)
         if last is None:
             return None
         overlaps = any(change is not last and change.ended_us >= last.began_us for change in begun)
         is_known = last.is_sure and last.ended_us < since_us and not overlaps
-        unread = any(
-            process == submit.process and since_us <= at_us <= until_us
-            for process, at_us in self.unread
-        )
-        return last.quotas if is_known and not unread else ""
+        unread = any(who == process and since_us <= at_us <= until_us for who, at_us in self.unread)
+        return last.rules if is_known and not unread else ""
 
 
 class Pruned(NamedTuple):
@@ -150,7 +155,7 @@ class Facts:
     cancelled: dict[UUID, int] = field(default_factory=dict)
     perhaps_cancelled: set[UUID] = field(default_factory=set)
     opt_outs: OptOuts = field(default_factory=OptOuts)
-    own_quotas: OwnQuotas = field(default_factory=OwnQuotas)
+    own_rules: OwnRules = field(default_factory=OwnRules)
     committed_late: set[UUID] = field(default_factory=set)
     """Messages that keep their time although another may have booked it: of a transaction, of a
     batch of all or none, or with a key and without an answer of Redis."""
@@ -168,13 +173,21 @@ class Facts:
         if event.kind is Transition.DELAYED and event.message is not None:
             self.delays[event.message_id, event.message.send_at] += 1
 
-    def watching(self, acquire: Acquire) -> Acquire:
-        """Return it so that what it refuses is noted."""
+    def watching(self, permits: Permits) -> Acquire:
+        """Return how to ask for them so that what is refused is noted, and holds no permit."""
+        acquire = permits.acquire
 
-        def watched(permits: Sequence[Permit], **options: Any) -> list[PermitAnswer]:
-            answers = acquire(permits, **options)
-            pairs = zip(permits, answers, strict=True)
-            self.refused |= {permit.message_id for permit, answer in pairs if not answer.allowed}
+        def watched(asked: Sequence[Permit], **options: Any) -> list[PermitAnswer]:
+            answers = acquire(asked, **options)
+            pairs = zip(asked, answers, strict=True)
+            refused = [permit for permit, answer in pairs if not answer.allowed]
+            self.refused.update(permit.message_id for permit in refused)
+            for permit in refused:
+                for named in (permit.scopes or {}).items():
+                    log = permits._keys_of(":".join(named)).further(*named)
+                    at = permits._client.zscore(log, permit.member)
+                    if at is not None and at % 1 == 0:  # else a rebuild put it there
+                        self.wrong.append(f"{permit.message_id} was refused and has a permit")
             return answers
 
         return watched
@@ -237,7 +250,7 @@ class WatchedSettings:
             return self._changed(*within)
         except StoreUnavailable:
             noted = self._process.name, self._world.db_us()
-            self._world.facts.own_quotas.unread.append(noted)
+            self._world.facts.own_rules.unread.append(noted)
             raise
 
 

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from dispatcher.limiters.permits import CLOSED_BY_PROVIDER
 from dispatcher.message import Status
-from dispatcher.quota import Quota
+from dispatcher.quota import Limit, Quota
 from dispatcher.times.send_time import to_ms
 from tests.simulation.facts import Pruned
 from tests.simulation.servers import Row
@@ -31,6 +31,7 @@ def judge(world: World) -> list[str]:
         *(violation.text for violation in judged(_history(world))),
         *_expired(world),
         *_own_quotas(world),
+        *_own_limits(world),
         *_leftovers(world),
         *_permits(world),
         *_delays(world),
@@ -118,12 +119,38 @@ def _own_quotas(world: World) -> Iterator[str]:
             continue
         if row.status in (Status.CANCELLED, Status.EXPIRED):
             continue
-        quotas = facts.own_quotas.known(tenant, submit)
+        quotas = facts.own_rules.known(
+            "quotas", tenant, submit.process, submit.began_us, submit.at_us
+        )
         if quotas:
             times[tenant, quotas].append(to_ms(row.send_at))
     for (tenant, quotas), booked in times.items():
         rules = [(quota.count, quota.length_ms) for quota in map(Quota.parse, quotas)]
         yield from (f"{text} of {tenant}, which has {quotas}" for text in excesses(booked, rules))
+
+
+def _own_limits(world: World) -> Iterator[str]:
+    """The sends of a tenant fit its limits while one set of them is known to every process.
+
+    Each took its permit under a claim that began with its attempt.
+    """
+    claimed = {
+        (str(row.id), number): lines.us(attempt.started_at)
+        for row, tries, _ in _stored(world)
+        for number, attempt in enumerate(sorted(tries, key=lambda attempt: attempt.token), 1)
+    }
+    times: defaultdict[tuple[str, Sequence[str]], list[int]] = defaultdict(list)
+    for line in world.sends:
+        at, tenant = line["at"], line["scopes"].get("tenant")
+        since = claimed.get((line["id"], line["attempt"]))
+        if line["kind"] == "begin" and tenant is not None and since is not None:
+            limits = world.facts.own_rules.known("limits", tenant, line["who"], since, at)
+            if limits:
+                times[tenant, limits].append(at)
+    for (tenant, limits), begun in times.items():
+        rules = [(limit.count, limit.length_ms) for limit in map(Limit.parse, limits)]
+        excess = excesses(begun, rules, per_ms=1_000)
+        yield from (f"{text} of {tenant} were sent, which has {limits}" for text in excess)
 
 
 def _leftovers(world: World) -> Iterator[str]:

@@ -68,8 +68,8 @@ class SimTransport:
         raise TemporaryFailure("busy", timedelta(seconds=rng.random()))
 
     def _line(self, kind: str, message: Message, **more: str) -> None:
-        at = self._world.db_us()
-        self._world.sends.append(a_send(message, kind=kind, at=at, **more))
+        at, who = self._world.db_us(), self._process.name
+        self._world.sends.append(a_send(message, kind=kind, at=at, who=who, **more))
 
 
 class Broker:

@@ -22,6 +22,9 @@ OWN_QUOTAS = (
 """What a tenant may have of its own, the longest one longer than any of its kind."""
 LOOSEST = (Quota(5, 4_000), Quota(9, 14_000))
 """What all of these are within, whichever of them judged a booking."""
+OWN_LIMITS = (None, ("1/2 second", "5/9 second"), ("3/3 second",), ("1/4 second",))
+"""What the sends of a tenant may have: none longer than the quotas of recipients, as far back as
+the judge looks for permits."""
 CHANNEL_LIMITS = (Limit(2, 2_500), Limit(3, 8_000))
 SCOPES = ("ada", "bob", "cyd")
 TENANTS = ("red", "blue")
@@ -40,7 +43,9 @@ def settings() -> Settings:
         shards=3,
         quotas=QUOTAS,
         channels={
-            "sms": ChannelSettings(**channel, limits=CHANNEL_LIMITS),
+            "sms": ChannelSettings(
+                **channel, limits=CHANNEL_LIMITS, fair_by="tenant", weights={"red": 2}
+            ),
             "mail": ChannelSettings(**channel, on_unknown="hold", quotas=CHANNEL_QUOTAS),
             "push": ChannelSettings(**channel | {"max_attempts": 2}),
             "page": ChannelSettings(**channel | {"max_attempts": 2}, catch_up="expire"),

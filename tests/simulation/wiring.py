@@ -97,7 +97,7 @@ class Wiring:
         made["scope_settings"] = WatchedSettings(made["scope_settings"], process, world)
         made["messages"] = MessagesLine(made["messages"])
         made["upkeep"] = reached(app.upkeep, "windows")
-        vars(app.permits)["acquire"] = world.facts.watching(app.permits.acquire)
+        vars(app.permits)["acquire"] = world.facts.watching(app.permits)
         made["permits"] = reached(app.permits, "permits")
         # No quota is longer than messages are kept, as far as a story goes.
         app.quota_list.settings = world.settings.model_copy(update={"retention": DAY})

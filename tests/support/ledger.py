@@ -22,6 +22,7 @@ def a_send(message: Message, **more: Any) -> dict[str, Any]:
         "pid": os.getpid(),
         "scope": message.scope,
         "channel": message.channel,
+        "scopes": dict(message.scopes),
         "digest": "",
         "send_at_ms": to_ms(message.send_at),
     }
