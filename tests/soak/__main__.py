@@ -159,6 +159,11 @@ def _result(lines: Sequence[dict[str, Any]], violations: Sequence[Violation]) ->
         **{status: statuses[status] for status in sorted(ENDED)},
         "sends": len(history.sends),
         "sends_frozen": sum(is_frozen(send, history) for send in history.sends),
+        "sends_of_tenants": dict(
+            Counter(tenant for send in history.sends
+                    if (tenant := send.begin["scopes"].get("tenant")))
+        ),
+        "delays": dict(Counter(str(line["limit"]) for line in history.delays)),
         "attempts_unknown": outcomes["unknown"],
         "messages_twice": sum(count > 1 for count in accepts.values()),
         "recovery_p50_ms": round(median(recovered)) if recovered else None,

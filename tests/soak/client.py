@@ -27,7 +27,17 @@ from dispatcher.errors import (
 )
 from dispatcher.message import Draft, Message
 from dispatcher.times.send_time import to_ms
-from tests.soak.contents import CHANNELS, body_of, digest_of, people_of, tag_of
+from tests.soak.contents import (
+    CHANNELS,
+    OWN_LIMITS,
+    OWN_QUOTAS,
+    PRIORITIES,
+    TENANTS,
+    body_of,
+    digest_of,
+    people_of,
+    tag_of,
+)
 from tests.support.history import Recorder, now_us, read
 
 _AHEAD_SECONDS = 5.0
@@ -65,6 +75,7 @@ class Caller:
         acts: list[tuple[Callable[[], None], int]] = [
             (self._submit, 55), (self._submit_many, 9), (self._cancel, 9), (self._reschedule, 9),
             (self._update, 6), (self._repeat, 5), (self._conflict, 3), (self._look, 4),
+            (self._change_own, 3),
         ]  # fmt: skip
         while not stopped.wait(self._chance.uniform(0.005, 0.06)):
             (act,) = self._chance.choices([act for act, _ in acts], [share for _, share in acts])
@@ -170,6 +181,22 @@ class Caller:
     def _look(self) -> None:
         self._change("get", self._dispatcher.get)
 
+    def _change_own(self) -> None:
+        """Change the quotas or limits that a tenant has of its own."""
+        what = self._chance.choice(["quotas", "limits"])
+        every = OWN_LIMITS if what == "limits" else dict.fromkeys(TENANTS, OWN_QUOTAS)
+        tenant = self._chance.choice([*every])
+        rules = self._chance.choice(every[tenant])
+        number = self._call(what, tenant=tenant, rules=rules)
+        how = "unset" if rules is None else "set"
+        try:
+            act = getattr(self._dispatcher, f"{how}_{what}")
+            act("tenant", tenant, *([] if rules is None else [rules]))
+        except DispatcherError as error:
+            self._answer(number, "unknown", error)
+        else:
+            self._answer(number, "ok", None)
+
     def _change(
         self, op: str, act: Callable[[str], Message], known: Known | None = None, **asked: Any
     ) -> None:
@@ -209,6 +236,10 @@ class Caller:
         if chance.random() < 0.1:
             expiry = at + timedelta(seconds=chance.uniform(3.1, 6))
             fields["expires_at"] = expiry.isoformat()
+        if chance.random() < 0.35:
+            fields["scopes"] = {"tenant": chance.choice(TENANTS)}
+        if chance.random() < 0.5:
+            fields["priority"] = chance.choice(PRIORITIES)
         if keyed or (keyed is None and chance.random() < 0.6):
             fields["idempotency_key"] = f"key {tag}"
         return fields

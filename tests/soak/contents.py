@@ -15,6 +15,18 @@ CANARY = "canary-in-a-body"
 PERSON = "canary-person"
 """What no log may tell."""
 
+TENANTS = ("acme", "ben", "cleo")
+PRIORITIES = (-20, 0, 60)
+QUOTAS_OF_TENANTS = "12/2 second, 4 kept for priority >= 50"
+LOOSEST_QUOTAS = "20/2 second, 4 kept for priority >= 50"
+OWN_QUOTAS = (None, LOOSEST_QUOTAS, "6/2 second")
+"""What tenants have of their own by turns, and what all of that is within."""
+OWN_LIMITS: Mapping[str, tuple[str | None, ...]] = {
+    "acme": ("5/second", "3/second"), "ben": (None, "3/second"),
+}  # fmt: skip
+LOOSEST_LIMITS = {"acme": "5/second"}
+"""What tenants have from the start that always have limits."""
+
 _PEOPLE: Mapping[str, int] = {"mail": 70, "text": 70, EMAIL: 20, WEBHOOK: 20}
 
 

@@ -38,6 +38,16 @@ def begin(recorder: Recorder, message: Message) -> dict[str, Any]:
     return {"id": str(message.id), "attempt": message.attempt_count, "pid": os.getpid()}
 
 
+class DelayHook:
+    """Writes down, in the folder of the run, which delays are told."""
+
+    def __init__(self) -> None:
+        self._recorder = Recorder("delays.jsonl")
+
+    def on_delayed(self, message: Message) -> None:
+        self._recorder.write("delayed", id=str(message.id), limit=message.delayed_by)
+
+
 class Provider:
     def __init__(self, path: str, seed: int) -> None:
         self._recorder = Recorder(path)

@@ -16,7 +16,18 @@ from psycopg.rows import DictRow, dict_row
 
 from dispatcher import Dispatcher, Settings
 from dispatcher.store.database import Database
-from tests.soak.contents import CANARY, EMAIL, PERSON, WEBHOOK, digest_of, tag_of
+from dispatcher.store.lists import ScopeSettings
+from tests.soak.contents import (
+    CANARY,
+    EMAIL,
+    LOOSEST_LIMITS,
+    LOOSEST_QUOTAS,
+    PERSON,
+    QUOTAS_OF_TENANTS,
+    WEBHOOK,
+    digest_of,
+    tag_of,
+)
 from tests.soak.receivers import Receivers
 from tests.support.cluster import MASTERS, QUICK_MS, Cluster, three_masters
 from tests.support.environment import SHORT, accepts, child_environment
@@ -78,6 +89,9 @@ class Stage:
         self.store = enter(PostgresServer())
         self.database = self.store.create_database()
         migrate_at(self.store.url(self.database))
+        with closing(Database(self.store.url(self.database))) as database:
+            for tenant, limits in LOOSEST_LIMITS.items():
+                ScopeSettings(database).put("tenant", tenant, "limits", [limits])
         for side in SIDES:
             for name in SERVERS[1:] if self.clustered else SERVERS:
                 self.lines[f"{side}/{name}"] = enter(Proxy(getattr(self, name).socket))
@@ -94,7 +108,7 @@ class Stage:
             wait_until(lambda: accepts(dispatcher), _ROOMY, every=0.1)
         self.supervised.up(*CLIENTS)
 
-    def settings(self, side: str) -> Settings:
+    def settings(self, side: str, quotas_of_tenants: str = QUOTAS_OF_TENANTS) -> Settings:
         ports = {
             name: line.port
             for name in SERVERS
@@ -120,6 +134,8 @@ class Stage:
             | {
                 "limits": LIMITS["text"],
                 "concurrency": CONCURRENCY["text"],
+                "fair_by": "tenant",
+                "weights": {"acme": 2},
                 "recipient_quotas": QUOTAS["recipient.text"],
             },
         }
@@ -128,13 +144,22 @@ class Stage:
             "broker_url": f"redis://127.0.0.1:{ports['broker']}/0",
             "database_url": self.store.url(self.database, port=ports["store"]),
         }
-        more = {"data_dir": self.folder, "quotas": QUOTAS[""], "transaction_grace": 1}
+        more = {
+            "data_dir": self.folder,
+            "quotas": QUOTAS[""],
+            "scopes": {"tenant": {"quotas": quotas_of_tenants}},
+            "transaction_grace": 1,
+            "tell_delay_after": 1,
+            "hooks": "tests.soak.provider:DelayHook",
+        }
         return Settings.load(channels=channels, **{**SHORT, **addresses, **more})
 
     def terms(self) -> dict[str, Any]:
-        settings = self.settings("clients")
+        settings = self.settings("clients", LOOSEST_QUOTAS)
+        limits = {f"tenant {name}": [text] for name, text in LOOSEST_LIMITS.items()}
         return terms_of(
             settings,
+            limits,
             concurrency=CONCURRENCY,
             longest_ms=settings.transport_timeout.total_seconds() * 1_000,
             recovery_ms=120_000,

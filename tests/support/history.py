@@ -10,6 +10,7 @@ begin    the provider is given a message: ``id``, ``attempt``, ``pid``, ``digest
 accept   it has taken it; ``decline``: it has not, and ``how`` it said so. A receiver behind a
          transport adds what it read, ``tag`` and ``digest``, and whether it ``answered`` yes
 called   ``how`` such a transport called it: sent, temporary, permanent, unknown, broken
+delayed  the hook ``on_delayed`` is called: ``id``, ``limit``
 fault    ``fault``, ``target``, ``until``, ``pids`` of those frozen, ``done``
 seen     a status that SQL showed while the soak ran: ``id``, ``status``, ``token``
 row      a message as SQL has it in the end, or had it when it was deleted; ``attempt``: one of
@@ -40,7 +41,7 @@ NEVER = 1 << 62
 _BEGIN = '{"kind": "'
 _KINDS = {
     "terms", "call", "answer", "begin", "accept", "decline", "called", "fault", "seen", "row",
-    "attempt", "place", "leak",
+    "attempt", "place", "leak", "delayed",
 }  # fmt: skip
 
 
@@ -102,6 +103,7 @@ class History:
     attempts: dict[str, list[Line]] = field(default_factory=lambda: defaultdict(list))
     places: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
     leaks: list[Line] = field(default_factory=list)
+    delays: list[Line] = field(default_factory=list)
     index: dict[str, list[Call]] = field(default_factory=dict)
     """The submits of each tag, once somebody has asked for them."""
 
@@ -125,6 +127,7 @@ class History:
             seen=by_kind["seen"],
             rows={line["id"]: line for line in by_kind["row"]},
             leaks=by_kind["leak"],
+            delays=by_kind["delayed"],
         )
         for line in sorted(by_kind["attempt"], key=lambda line: int(line["token"])):
             history.attempts[line["id"]].append(line)

@@ -292,7 +292,8 @@ def broken_limits(history: History) -> Iterator[str]:
         if is_frozen(send, history):
             continue
         channel = f"channel {send.begin['channel']}"
-        for name in (("scope", send.begin["scope"]), (channel, "")):
+        further = [(f"{kind} {name}", "") for kind, name in send.begin.get("scopes", {}).items()]
+        for name in (("scope", send.begin["scope"]), (channel, ""), *further):
             begun[name].append(send.at)
             if send.end and send.accepted and send.end["at"] - send.at <= longest_us:
                 taken[name].append(send.end["at"])
@@ -467,6 +468,15 @@ def untrue_words(history: History) -> Iterator[str]:
             yield f"attempt {send.attempt} of {send.id} was called {word}, and its receiver has it"
 
 
+def delays_told_again(history: History) -> Iterator[str]:
+    """A delay is told once for each time that a message was promised for."""
+    moves = history.changes("reschedule")
+    for id_, times in Counter(line["id"] for line in history.delays).items():
+        most = 1 + sum(call.answer != "refused" for call in moves.get(id_, ()))
+        if times > most:
+            yield f"the delay of {id_}, which had {most} times at most, was told {times} times"
+
+
 def unproven(history: History) -> Iterator[str]:
     begun = history.by_message()
     for id_, tries in history.attempts.items():
@@ -493,6 +503,7 @@ INVARIANTS: Mapping[str, Sequence[Callable[[History], Iterator[str]]]] = {
     "I15 no secret in a log": [leaks],
     "I16 accounts": [false_accounts],
     "I17 what is called sent is there": [untrue_words, unproven],
+    "I18 a delay is told once": [delays_told_again],
 }
 """I13, fairness, needs a run without faults to compare with; the benchmarks look at it."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -11,7 +11,7 @@ import redis
 from sqlalchemy import select
 
 from dispatcher import Settings
-from dispatcher.quota import AnyQuota
+from dispatcher.quota import AnyQuota, parse_limit
 from dispatcher.redis.keys import scope_of
 from dispatcher.scope import OWN_SCOPE, counted
 from dispatcher.store.database import Database
@@ -27,12 +27,19 @@ def us(instant: datetime) -> int:
     return int(instant.timestamp() * 1_000_000 + 0.5)
 
 
-def terms_of(settings: Settings, **more: Any) -> dict[str, Any]:
-    """Return what sends and promises are judged by: the quotas, also as limits of each scope."""
+def terms_of(
+    settings: Settings, own_limits: Mapping[str, Sequence[str]] | None = None, **more: Any
+) -> dict[str, Any]:
+    """Return what sends and promises are judged by: the quotas, also as limits of each scope.
+
+    ``own_limits`` are those of single scopes, such as ``tenant acme``.
+    """
     quotas = {kind: _rules(quotas) for kind, quotas in settings.quotas_of.items()}
     limits = {
         f"channel {name}": _rules(channel.limits) for name, channel in settings.channels.items()
     }
+    own = own_limits or {}
+    limits |= {name: _rules(map(parse_limit, texts)) for name, texts in own.items()}
     usual = {
         "kind": "terms",
         "at": 0,

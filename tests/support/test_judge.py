@@ -22,7 +22,7 @@ TERMS: dict[str, Any] = {
     "expiry_slack_us": 500_000,
     "at": 0,
     "quotas": {"": [[1, 1_000]], "recipient.text": [[1, 2_000]]},
-    "limits": {"scope": [[1, 1_000]], "channel mail": [[2, 500]]},
+    "limits": {"scope": [[1, 1_000]], "channel mail": [[2, 500]], "tenant acme": [[1, 1_000]]},
     "concurrency": {"mail": 1},
     "longest_ms": 1_000,
     "recovery_ms": 5_000,
@@ -305,6 +305,12 @@ BAD: dict[str, tuple[str, str, Lines]] = {
     "called a failure, and there": ("I17", "was called temporary, and its receiver has it", [
         *submit(), *received("temporary", answered=False), *attempt("temporary"),
         *row(status="failed", attempt_count=5), *place(),
+    ]),
+    "too much for a scope with limits of its own": ("I3", "tenant acme  was given more than 1", [
+        *(line for at in (0, 999_999) for line in send(at=DUE + at, scopes={"tenant": "acme"})),
+    ]),
+    "a delay told again": ("I18", "was told 2 times", [
+        *SENT, *2 * [{"kind": "delayed", "at": DUE, "id": ANN, "limit": "tenant: 1/second"}],
     ]),
     "an attempt that counts as sent": ("I17", "counts as sent, and nobody has accepted it", [
         *TWICE, *attempt("unknown"), *attempt(token=3, at=DUE + 5 * SECOND),
