@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatcher.errors import InvalidValue
+from dispatcher.times import zones
 from dispatcher.times.recurrence import Recurrence
 from dispatcher.times.zones import DAY_MS
 from tests.support.examples import examples
@@ -302,6 +303,10 @@ MONDAYS = f"RRULE:FREQ=WEEKLY;BYDAY=MO;BYHOUR=2;{HALF_PAST}"
                 for days in ("BYMONTHDAY=1", "BYDAY=FR,SA,SU")
             ),
         ),
+        (
+            "FREQ=MONTHLY;BYDAY=-1MO,TU",
+            f"RRULE:FREQ=MONTHLY;BYDAY=-1MO,1TU,2TU,3TU,4TU,5TU;BYHOUR=2;{HALF_PAST}",
+        ),
         ("FREQ=YEARLY", f"RRULE:FREQ=YEARLY;BYMONTH=1;BYMONTHDAY=5;BYHOUR=2;{HALF_PAST}"),
         ("freq=yearly;byweekno=9", f"RRULE:FREQ=YEARLY;BYDAY=MO;BYWEEKNO=9;BYHOUR=2;{HALF_PAST}"),
         (
@@ -350,8 +355,8 @@ REFUSED = [
     ("FREQ=WEEKLY;WKST=1", "WKST"), ("FREQ=DAILY;BYMONTH=2;BYMONTHDAY=30", "never fires"),
     ("FREQ=HOURLY;INTERVAL=24;BYHOUR=3", "never fires"),
     ("FREQ=SECONDLY;INTERVAL=60;BYSECOND=1", "never fires"),
-    ("FREQ=MINUTELY;BYHOUR=1;BYSETPOS=2", "never fires"),
-    ("FREQ=DAILY;BYHOUR=1;BYSETPOS=2", "never fires"),
+    ("FREQ=MINUTELY;BYHOUR=1;BYSETPOS=2", "BYSETPOS wants"),
+    ("FREQ=DAILY;BYHOUR=1;BYSETPOS=2", "BYSETPOS wants"),
     ("FREQ=DAILY;UNTIL=20260105T030000\nEXDATE:20260105", "never fires"),
     ("DTSTART:20260101T000000\nRRULE:FREQ=DAILY", "start and zone are given"),
     ("RDATE;TZID=Europe/Berlin:20260101T000000", "start and zone are given"),
@@ -430,7 +435,15 @@ def test_hostile_text_raises_nothing_but_a_refusal(text: str, start: datetime, a
 
 
 @pytest.mark.parametrize(
-    "text", ["FREQ=DAILY", "FREQ=DAILY;INTERVAL=1;COUNT=9999", "FREQ=WEEKLY", "FREQ=HOURLY"]
+    "text",
+    [
+        "FREQ=DAILY",
+        "FREQ=DAILY;COUNT=9999",
+        "FREQ=WEEKLY",
+        "FREQ=MONTHLY;BYDAY=MO",
+        "FREQ=YEARLY;BYDAY=MO",
+        "FREQ=HOURLY",
+    ],
 )
 def test_a_year_costs_no_more_long_after_the_start(
     text: str, monkeypatch: pytest.MonkeyPatch
@@ -453,13 +466,50 @@ def test_a_year_costs_no_more_long_after_the_start(
     assert 50 < told < 375
     told = 0
     assert rule.first_from("Europe/Berlin", begin)
-    assert told < 15
+    assert told < 120
 
 
-def test_a_search_without_end_ends_after_a_century() -> None:
+def test_the_first_instant_may_have_a_later_wall_time() -> None:
+    """In Berlin 02:30 becomes 03:30 that day, and 03:00 comes before it."""
+    text = "FREQ=DAILY;BYHOUR=2,3;BYMINUTE=0,30;BYSETPOS=2,3"
+    rule = Recurrence.parse(text, start=START)
+    at_ms, one = (ms(datetime.fromisoformat(f"2026-03-29T0{at}:00Z")) for at in (0, 1))
+    assert rule.first_from("Europe/Berlin", at_ms + DAY_MS // 32) == one
+
+
+def test_an_until_in_utc_ends_a_rule_by_the_instant() -> None:
+    rule = Recurrence.parse("FREQ=DAILY;UNTIL=20260104T190000Z", start=START)
+    assert len(rule.following("Asia/Tokyo", 0, 9)) == 1
+    assert rule.first_from("UTC", 0) is None
+
+
+def test_seconds_of_excluded_days_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = Recurrence.parse("FREQ=SECONDLY\nEXDATE;VALUE=DATE:20260105,20260106", start=START)
+    looked, wall_at = 0, zones.wall_at
+
+    def counting(instant_ms: int, zone: ZoneInfo) -> datetime:
+        nonlocal looked
+        looked += 1
+        return wall_at(instant_ms, zone)
+
+    monkeypatch.setattr(zones, "wall_at", counting)
+    assert rule.first_from("UTC", 0) == ms(datetime.fromisoformat("2026-01-07T00:00Z"))
+    assert looked < 20
+
+
+def test_a_search_without_end_ends_after_a_century(monkeypatch: pytest.MonkeyPatch) -> None:
     """dateutil alone would look at three million days."""
+    looked, days = 0, rrule._iterinfo.ddayset
+
+    def counting(self: rrule._iterinfo, year: int, month: int, day: int) -> object:
+        nonlocal looked
+        looked += 1
+        return days(self, year, month, day)
+
+    monkeypatch.setattr(rrule._iterinfo, "ddayset", counting)
     rule = Recurrence("RRULE:FREQ=DAILY;BYMONTH=2;BYMONTHDAY=30", START)
     assert rule.first_from("UTC", 0) is None
+    assert 36_000 < looked < 250_000
     leap = Recurrence.parse("FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=29", start=START)
     assert leap.first_from("UTC", ms(datetime(2096, 3, 1, tzinfo=UTC))) == ms(
         datetime(2104, 2, 29, 2, 30, tzinfo=UTC)
