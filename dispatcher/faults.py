@@ -34,6 +34,7 @@ POINTS = frozenset({
     "joined.after_add", "joined.after_commit",
     "cancel.after_rows",
     "suppress.after_row",
+    "event.after_booking", "event.after_rows", "event.after_cancel",
     "reschedule.after_booking", "reschedule.after_row", "reschedule.after_release",
     "deliver.after_claim", "deliver.after_permits", "deliver.before_send", "deliver.after_begin",
     "deliver.after_send", "deliver.after_record",

@@ -26,7 +26,7 @@ _PARTS = "-- @parts\n"
 Call = tuple[Sequence[bytes | str], Sequence[Any]]
 """Keys and arguments of one call of a script."""
 _Command = Sequence[bytes | str]
-Packable = float | tuple["Packable", ...]
+Packable = float | bytes | tuple["Packable", ...]
 _INCLUDE = re.compile(r"^-- @include (\w+)\.lua$", re.MULTILINE)
 
 
@@ -58,10 +58,12 @@ def composed(name: str, parts: tuple[str, ...]) -> str:
 
 
 def packed(value: Packable) -> bytes:
-    """Return numbers, tuples and named tuples (tables with names) as MessagePack, for ``cmsgpack``.
+    """Return numbers, short bytes, tuples and named tuples (tables with names) as MessagePack.
 
-    Numbers are doubles, as in Lua: whole numbers are exact up to 2**53.
+    It is for ``cmsgpack``. Numbers are doubles, as in Lua: whole numbers are exact up to 2**53.
     """
+    if isinstance(value, bytes):
+        return bytes([0xD9, len(value)]) + value
     if not isinstance(value, tuple):
         return struct.pack(">Bd", 0xCB, value)
     names: tuple[str, ...] | None = getattr(value, "_fields", None)

@@ -82,6 +82,7 @@ class BookingRequest(NamedTuple):
 
     ``tail`` is that of the reservation, empty unless it is one of a move. While a move is under
     way, ``left`` is the present reservation, with ``left_tail``; it counts as free, and stays.
+    So do those ``leaving``: of messages that are moved with it, all or none.
     """
 
     message_id: UUID
@@ -91,6 +92,7 @@ class BookingRequest(NamedTuple):
     submit: Submit | None = None
     tail: str = ""
     left_tail: str | None = None
+    leaving: tuple[bytes, ...] = ()
 
     @property
     def member(self) -> bytes:

@@ -218,7 +218,7 @@ class Rules:
         numbers: dict[tuple[bool, Judged], int] = {}
         encode: Callable[[tuple[_ScriptTerms, ...]], bytes] = _encoded_once
         for leg, booking in requests:
-            message_id, of, asked_ms, latest_ms, submit, tail, left_tail = booking
+            message_id, of, asked_ms, latest_ms, submit, tail, left_tail, leaving = booking
             table = None
             if of.quiet is None:
                 table = self.unchanging(tuple(map(self._key, leg.scopes)), of.priority)
@@ -233,7 +233,7 @@ class Rules:
                 names.append(keys.duplicates(submit.name))
                 messages += (judged, b"", submit.fingerprint, submit.token)
             elif has_extra:
-                messages += (judged, booking.left, b"", b"")
+                messages += (judged, booking.left, b"", packed(leaving) if leaving else b"")
             names += [keys.window(scope.name, scope.kind) for scope in leg.scopes]
         words = [b"%d" % pending_grace_ms, b"%d" % (under_way_ms + pending_grace_ms)]
         terms = tuple(_ScriptTerms(has_extra, *table) for has_extra, table in numbers)

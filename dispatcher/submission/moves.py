@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import nsmallest
+from uuid import UUID
 
 from dispatcher.errors import (
     DispatcherError,
@@ -36,6 +38,8 @@ from dispatcher.submission.reserver import Reserver
 from dispatcher.submission.validation import ValidDraft
 from dispatcher.times.clock import Clock
 from dispatcher.times.send_time import from_ms, to_ms
+
+_MOST_LEAVING = 64
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +133,47 @@ class Moves:
                 changing.append(move)
         self._change(changing)
         fault("reschedule.after_row")
+        self._settle(changing, began)
+        return end
+
+    def move_together(
+        self,
+        moves: Sequence[Move],
+        store: Callable[[Sequence[NewSlot]], Mapping[UUID, Movable] | None],
+    ) -> bool:
+        """Give all of these messages their results or none; return whether ``store`` changed rows.
+
+        It does so in one transaction, or changes nothing and returns None. Each is judged as if the
+        others had left their old times. Raises the first refusal, ReservationsUnavailable and
+        StoreUnavailable.
+        """
+        began = self.clock.monotonic()
+        moving = [move for move in moves if not move.keeps_its_time]
+        answers = self.windows.move_many(_together(moving))
+        for move, answer in zip(moving, answers, strict=True):
+            move.answer = answer
+        booked = [answer for answer in answers if isinstance(answer, Slot)]
+        refused = next((answer for answer in answers if not isinstance(answer, Slot)), None)
+        if refused is not None:
+            self._release(booked)
+            raise refused
+        for move in moves:
+            move.new_slot = self._new_slot(move)
+        fault("event.after_booking")
+        try:
+            rows = store([move.new_slot for move in moves])
+        except StoreUnavailable as error:
+            if error.refused:
+                self._release(booked)
+            raise  # else rows may have changed: reconcile reads them
+        fault("event.after_rows")
+        for move in moves:
+            move.row = None if rows is None else rows.get(move.before.message.id)
+        self._settle(moves, began)
+        return rows is not None
+
+    def _settle(self, changing: Sequence[Move], began: float) -> None:
+        """Release of both reservations the one that lost; give those that won their results."""
         won = [move for move in changing if move.has_won()]
         unneeded = [move.answer for move in changing
                     if isinstance(move.answer, Slot) and not move.has_won()]  # fmt: skip
@@ -143,7 +188,6 @@ class Moves:
         fault("reschedule.after_release")
         for move in won:
             move.result = move.row and move.row.message
-        return end
 
     def _end_of_order(self, moves: Sequence[Move]) -> int:
         """Return before which move the list must end.
@@ -237,3 +281,23 @@ class Moves:
                 "be exceeded; run `dispatcher windows verify`", restored,
             )  # fmt: skip
         return restored is not None
+
+
+def _together(moves: Sequence[Move]) -> list[BookingRequest]:
+    """Return the requests of messages that are moved together, each with those that leave near it.
+
+    Only the nearest of those that share a scope with it: a script looks for each in every window.
+    """
+    requests = [move.request for move in moves]
+    present: defaultdict[Scope, list[tuple[int, bytes]]] = defaultdict(list)
+    for move, request in zip(moves, requests, strict=True):
+        for scope in request.terms.scopes:
+            present[scope].append((to_ms(move.before.message.send_at), request.member))
+    together = []
+    for request in requests:
+        asked_ms = request.asked_ms
+        near = {leaving for scope in request.terms.scopes for leaving in present[scope]}
+        nearest = nsmallest(_MOST_LEAVING, near, key=lambda leaving: abs(leaving[0] - asked_ms))
+        leaving = tuple(member for _, member in nearest if member != request.member)
+        together.append(request._replace(leaving=leaving))
+    return together

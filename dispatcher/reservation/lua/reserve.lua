@@ -11,7 +11,8 @@
 --       in ms, latest time to book in ms (= asked: book that time or nothing), index of its terms;
 --       extra words: hold ('' or a member that check.lua put at the time asked for, which needs no
 --       judging where it still stands in every window), present member of a message that is moved
---       ('' for others), fingerprint ('' without idempotency key), token of this submit
+--       ('' for others), fingerprint ('' without idempotency key), token of this submit; of a move
+--       without a key: {members, ...} that leave with it ('' without)
 -- Reply a list of one reply for each message, in order:
 --       at ms                                              booked
 --       {'booked', at ms, id}                              a duplicate submit booked first, with that id
@@ -25,7 +26,8 @@
 --       MOST_READ members in all.
 --
 -- Idempotent by member: called again, it answers with what is booked. A move is judged as if the present
--- member were not there. That one stays: the row decides which of the two the message has (decision 0031).
+-- member, and those that leave with it, were not there. They stay: the row decides which of the two the
+-- message has (decision 0031).
 
 -- @include rule.lua
 -- @include clock.lua
@@ -103,7 +105,12 @@ while ARGV[position] do
           at, reply = find_slot(missing, rules, mine.blackouts, asked, latest)
         else
           stretches = {}  -- the windows lose a member
-          at, reply = without(missing, {present}, function()
+          local leaving = {present}
+          if not duplicates and ARGV[position + 7] ~= '' then
+            leaving = cmsgpack.unpack(ARGV[position + 7])
+            leaving[#leaving + 1] = present
+          end
+          at, reply = without(missing, leaving, function()
             return find_slot(missing, rules, mine.blackouts, asked, latest)
           end)
         end
