@@ -12,7 +12,7 @@ if typing.TYPE_CHECKING:
     from dispatcher.body_types import Channel
     from dispatcher.celery.install import install
     from dispatcher.channel import ChannelSettings
-    from dispatcher.client import Dispatcher
+    from dispatcher.client import Dispatcher, Events
     from dispatcher.errors import (
         BatchRefused,
         DeliveryError,
@@ -70,6 +70,7 @@ if typing.TYPE_CHECKING:
     from dispatcher.settings import Settings
     from dispatcher.store.listing import Counts, Load, OverdueFigure
     from dispatcher.store.lists import Pause, Suppression
+    from dispatcher.store.schema import Event
     from dispatcher.submission.lists import Erased
     from dispatcher.submission.quotas import ScopeQuotas
     from dispatcher.submission.reads import Reservation, Story
@@ -92,6 +93,8 @@ __all__ = [
     "Draft",
     "DuplicateUnderWay",
     "Erased",
+    "Event",
+    "Events",
     "Fault",
     "FullestQuota",
     "IdempotencyConflict",

@@ -42,6 +42,7 @@ from dispatcher.reservation.windows import Windows
 from dispatcher.settings import Settings
 from dispatcher.store.claims import Claims
 from dispatcher.store.database import Database
+from dispatcher.store.events import EventRows
 from dispatcher.store.listing import Figures, Listing
 from dispatcher.store.lists import Pauses, PersonalData, ScopeSettings, Suppressions
 from dispatcher.store.maintenance import MOST_GRACES, StoreMaintenance, overdue
@@ -53,6 +54,7 @@ from dispatcher.store.void_ids import VoidIds
 from dispatcher.submission.changes import Cancellation, Changes
 from dispatcher.submission.decisions import Decisions
 from dispatcher.submission.enqueuer import Enqueuer
+from dispatcher.submission.events import EventList
 from dispatcher.submission.lists import Erasure, PauseList, SuppressionList
 from dispatcher.submission.moves import Moves
 from dispatcher.submission.pipeline import Submitter
@@ -285,6 +287,7 @@ class App:
     # Submit, and changes of accepted messages.
 
     messages = wired(Messages)
+    event_rows = wired(EventRows)
     suppressions = wired(Suppressions)
     checks = wired(Checks)
     templates = wired(
@@ -326,6 +329,7 @@ class App:
     moves = wired(Moves)
     changes = wired(Changes)
     cancellation = wired(Cancellation)
+    event_list = wired(EventList)
     suppression_list = wired(SuppressionList)
     stopped_messages = wired(StoppedMessages)
     decisions = wired(Decisions)

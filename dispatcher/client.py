@@ -66,7 +66,9 @@ from dispatcher.settings import Settings
 from dispatcher.store.listing import Of
 from dispatcher.store.lists import Pause, Suppression
 from dispatcher.store.outbox import connection_of, session_of_loop
+from dispatcher.store.schema import Event
 from dispatcher.submission.changes import NewTime
+from dispatcher.submission.events import Past
 from dispatcher.submission.lists import Erased
 from dispatcher.submission.pipeline import LazyResults, OnProgress, Result
 from dispatcher.submission.quotas import ScopeQuotas
@@ -89,6 +91,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Self_ = TypeVar("Self_", bound="Dispatcher | Events")
 SendTime = datetime | str
 
 _MOST_FOUND = 10_000
@@ -100,8 +103,8 @@ _MOST_BEGUN = 2 * _MOST_AWAITED
 
 
 def awaited(
-    call: Callable[Concatenate[Dispatcher, P], T],
-) -> Callable[Concatenate[Dispatcher, P], Coroutine[Any, Any, T]]:
+    call: Callable[Concatenate[Self_, P], T],
+) -> Callable[Concatenate[Self_, P], Coroutine[Any, Any, T]]:
     """Return a call as a coroutine function with the same parameters, result and errors.
 
     It runs in a thread, in the caller's context; with a ``session``, an AsyncSession or an
@@ -109,11 +112,13 @@ def awaited(
     """
 
     @wraps(call)
-    async def waits(self: Dispatcher, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def waits(self: Self_, /, *args: P.args, **kwargs: P.kwargs) -> T:
         session = kwargs.get("session")
+        dispatcher = self if isinstance(self, Dispatcher) else self.dispatcher
         if session is None:
-            async with self._turn(None, _MOST_BEGUN):
-                return await wrap_future(self._in_thread(partial(call, self, *args, **kwargs)))
+            work = partial(call, self, *args, **kwargs)
+            async with dispatcher._turn(None, _MOST_BEGUN):
+                return await wrap_future(dispatcher._in_thread(work))
 
         def joins(of_loop: object) -> T:
             # A call waits for its connection before it has a thread: so there are never more
@@ -123,8 +128,8 @@ def awaited(
             return call(self, *args, **kwargs)
 
         in_loop = session_of_loop(session)
-        async with self._turn(session, 1):
-            with self._joining():
+        async with dispatcher._turn(session, 1):
+            with dispatcher._joining():
                 return await in_loop.run_sync(joins)
 
     waits.__doc__ = f"Await :meth:`{getattr(call, '__name__', 'call')}`, which runs in a thread."
@@ -159,6 +164,62 @@ def listed(call: Callable[P, Iterable[T]]) -> Callable[P, list[T]]:
         return [*call(*args, **kwargs)]
 
     return reads
+
+
+class Events:
+    """What messages remind of: the calls of ``dispatcher.events``. An unknown one is InvalidDraft.
+
+    A message that was given another time by hand keeps that: no move of its event changes it.
+    """
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.dispatcher = dispatcher
+
+    def set(self, name: str, at: SendTime, zone: str | None = None) -> Event:
+        """Set a new event, at most 128 characters; another call with the same time returns it.
+
+        ``at`` is as ``send_at`` of :meth:`Dispatcher.submit`. Offsets by the calendar count in
+        ``zone``, by default that of the settings. Raises InvalidDraft where it has another time, or
+        was cancelled.
+        """
+        return self.dispatcher._app.event_list.set(name, at, zone)
+
+    def get(self, name: str) -> Event:
+        """Return an event."""
+        return self.dispatcher._app.event_list.get(name)
+
+    def move(
+        self,
+        name: str,
+        at: SendTime,
+        zone: str | None = None,
+        *,
+        on_conflict: OnConflict = "reject",
+        past: Past = "refuse",
+    ) -> Event:
+        """Move an event and all its scheduled messages, in one step or not at all. Return it.
+
+        Each message stands at its offset from the new time then, also one that is submitted
+        meanwhile; one that is being sent, or has ended, stays as it is. ``zone`` is by default that
+        of the event. A message whose new time is past is refused, and so the whole move; with
+        ``past="cancel"`` it is cancelled, with ``past="now"`` it is due now. ``on_conflict`` is as
+        for :meth:`Dispatcher.submit`. Raises what :meth:`Dispatcher.reschedule` raises for the
+        first message that is refused: nothing has changed then. After StoreUnavailable the event
+        has the old time or the new one, and so have all its messages.
+        """
+        return self.dispatcher._app.event_list.move(name, at, zone, on_conflict, past)
+
+    def cancel(self, name: str) -> Event:
+        """Cancel an event and its scheduled messages, in one step. Return it.
+
+        Later submits with it are refused. Another call changes nothing.
+        """
+        return self.dispatcher._app.event_list.cancel(name)
+
+    aset = awaited(set)  # noqa: A003 - the method
+    aget = awaited(get)
+    amove = awaited(move)
+    acancel = awaited(cancel)
 
 
 class Dispatcher:
@@ -266,6 +327,11 @@ class Dispatcher:
             yield row
         raise _closed()
 
+    @property
+    def events(self) -> Events:
+        """The events that messages remind of: set, move and cancel them."""
+        return Events(self)
+
     # Submit.
 
     def submit(
@@ -294,6 +360,9 @@ class Dispatcher:
         campaign: str | None = None,
         priority: int | None = None,
         quotas: Literal["none"] | None = None,
+        event: str | None = None,
+        offset: timedelta | str | None = None,
+        event_at: SendTime | None = None,
         session: Session | Connection | AsyncSession | AsyncConnection | None = None,
     ) -> Message:
         """Accept a message for a future time, if it fits every quota. Return it.
@@ -344,6 +413,11 @@ class Dispatcher:
                 channel's.
             quotas: ``"none"``: no quota counts or refuses it, where ``without_quotas`` of the
                 channel allows that.
+            event: The event that it reminds of, instead of a time: it goes out ``offset`` from
+                that, and follows its moves. See docs/series.md.
+            offset: A timedelta or ``"-24 hours"``, elapsed time; or ``"-1 day"``, ``"2 weeks"``,
+                ``"-1 month"``, which keep the wall time of the event. Default: none.
+            event_at: When the event is, where it may be a new one; as ``send_at``.
             session: A SQLAlchemy Session or Connection: see above.
 
         Raises:
@@ -383,6 +457,9 @@ class Dispatcher:
             campaign=campaign,
             priority=priority,
             quotas=quotas,
+            event=event,
+            offset=offset,
+            event_at=event_at,
         )
         return self._submit(draft, session)
 

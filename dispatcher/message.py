@@ -117,6 +117,9 @@ class Draft:
     campaign: str | None = None
     priority: int | None = None
     quotas: Literal["none"] | None = None
+    event: str | None = None
+    offset: timedelta | str | None = None
+    event_at: datetime | str | None = None
 
     if TYPE_CHECKING:  # so that a checker compares the body with the type of the channel
 
@@ -146,6 +149,9 @@ class Draft:
             campaign: str | None = None,
             priority: int | None = None,
             quotas: Literal["none"] | None = None,
+            event: str | None = None,
+            offset: timedelta | str | None = None,
+            event_at: datetime | str | None = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:

@@ -33,6 +33,7 @@ from dispatcher.store.engines.types import (
     later,
     where_partitioned,
 )
+from dispatcher.store.events import EventChanged, hold_events
 from dispatcher.store.lists import is_suppressed
 from dispatcher.store.schema import (
     AS_NAMED,
@@ -98,13 +99,6 @@ class ChangedRows(NamedTuple):
 
     rows: Mapping[UUID, Movable]
     newly_changed: Collection[UUID]
-
-
-class EventChanged(StoreUnavailable):
-    """The event of the message moved or was cancelled before the message was stored."""
-
-    def __init__(self) -> None:
-        super().__init__("its event kept moving", remedy="try again", refused=True)
 
 
 class _NotInserted(Exception): ...
@@ -260,7 +254,8 @@ class Messages:
     ) -> bool | None:
         """Store all of these messages or none; return whether they are stored.
 
-        None where the connection broke and they may be: then add them one by one.
+        None where the connection broke and they may be: then add them one by one. Raises
+        EventChanged.
         """
         backend, tables = self._database.backend, self._tables
         keyed = [to_keyed(row) for row in additions if row.message.idempotency_key is not None]
@@ -279,6 +274,8 @@ class Messages:
         try:
             # A server does not commit a transaction whose client has given it up.
             self._database.transact(work, once=True)
+        except EventChanged:
+            raise
         except StoreUnavailable as error:
             log.warning("batch of %d messages not stored together: %s", len(additions), error)
             return False if error.refused or takes_no_writes(error.__cause__) else None
@@ -410,6 +407,21 @@ class Messages:
         if runs > 1:
             raise _perhaps_changed()
         raise MessageChanged(before.message.id)
+
+    def move_in(
+        self, connection: sa.Connection, moves: Sequence[NewSlot], *, within: timedelta
+    ) -> bool:
+        """Move them in a transaction; return whether all were moved, else undo it."""
+        rows = [move.values(within) for move in moves]
+        if rows:
+            connection.execute(self._move, rows)
+        stored = connection.execute(self._movables, {"values": [row["of"] for row in rows]})
+        tokens = {row.id: row.move_token for row in stored}
+        return all(tokens.get(row["of"]) == row["move_token"] for row in rows)
+
+    def cancel_in(self, connection: sa.Connection, ids: Sequence[UUID], because: str) -> None:
+        if ids:
+            connection.execute(self._cancel, {"values": ids, "because": because})
 
     def enqueue_again(self, message_ids: Sequence[UUID]) -> None:
         tables = self._tables
@@ -587,21 +599,6 @@ def unsent(tables: Tables, connection: sa.Connection, messages: Sequence[Message
     )
     sent = connection.scalars(query, execution_options=AS_NAMED) if tried else ()
     return {message.id for message in ended}.difference(sent)
-
-
-def hold_events(tables: Tables, connection: sa.Connection, additions: Iterable[Addition]) -> None:
-    """Lock the events of these messages until the transaction ends, in the order of their names.
-
-    Raises EventChanged where one has another token, or was cancelled.
-    """
-    row = tables.events.c
-    held = {(a.message.event, a.event_token) for a in additions if a.event_token is not None}
-    for name, token in sorted(held, key=str):
-        this = (row.name == name, row.token == token, row.cancelled_at.is_(None))
-        hold = sa.update(tables.events).where(*this).values(token=row.token)
-        options = {**AS_NAMED, "preserve_rowcount": True}
-        if connection.execute(hold, execution_options=options).rowcount != 1:
-            raise EventChanged
 
 
 def take_keys_over(

@@ -32,16 +32,16 @@ from dispatcher.store.database import Database
 from dispatcher.store.engines.base import Location, StoreEngine, files_of, is_added
 from dispatcher.store.engines.errors import refused_by_driver, unavailable
 from dispatcher.store.engines.types import insert_if_absent
+from dispatcher.store.events import events_named, hold_events
 from dispatcher.store.lists import is_suppressed
 from dispatcher.store.messages import (
     free_key,
     free_key_without_message,
-    hold_events,
     take_keys_over,
     unsent,
     with_keys,
 )
-from dispatcher.store.schema import AS_NAMED, KEYED, Addition, Tables, to_keyed, to_row
+from dispatcher.store.schema import AS_NAMED, KEYED, Addition, Event, Tables, to_keyed, to_row
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
@@ -146,6 +146,17 @@ class JoinedTransaction(Generic[T]):
 
         with self._undone_alone():
             return with_keys(self._tables, read)
+
+    def events(self, names: Sequence[str]) -> dict[str, Event]:
+        """Return events as they are now, whatever snapshot this transaction reads from."""
+
+        def read(query: Select[Any]) -> Sequence[Row[Any]]:
+            query = query.with_for_update() if self._backend.sees_a_snapshot else query
+            values = {"values": names}
+            return self._connection.execute(query, values, execution_options=AS_NAMED).all()
+
+        with self._undone_alone():
+            return events_named(self._tables, read)
 
     def unsent(self, messages: Sequence[Message]) -> set[UUID]:
         with self._undone_alone():

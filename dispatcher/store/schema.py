@@ -441,10 +441,25 @@ KEYED = ("idempotency_key", "message_id", "fingerprint")
 """The columns of an idempotency key, in the order in which they are written."""
 
 
+class Event(NamedTuple):
+    """What messages remind of: when it is, ``zone`` and the local time that it was given in.
+
+    ``token`` is another one whenever it is moved or cancelled.
+    """
+
+    name: str
+    at: datetime
+    zone: str | None = None
+    wish: str | None = None
+    cancelled_at: datetime | None = None
+    token: str = ""
+
+
 class Addition(NamedTuple):
     """A message to store, and from which message it takes its idempotency key over.
 
-    With an ``event_token`` it is stored only while its event has that token.
+    With an ``event_token`` it is stored only while its event has that token; ``new_event`` is that
+    event where none is stored yet.
     """
 
     message: Message
@@ -454,6 +469,7 @@ class Addition(NamedTuple):
     status_url: str | None = None
     supersedes: UUID | None = None
     event_token: str | None = None
+    new_event: Event | None = None
 
 
 class Movable(NamedTuple):

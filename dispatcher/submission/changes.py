@@ -228,7 +228,7 @@ class Changes:
         for message_id in message_ids:
             row, before = rows.get(message_id), if_unchanged.get(message_id)
             try:
-                move = self._valid_move(message_id, row, new_time, before)
+                move = self.valid_move(message_id, row, new_time, before)
                 token = move.before.token
                 if before is not None and token != tokens.setdefault(message_id, token):
                     raise MessageChanged(message_id)
@@ -249,7 +249,7 @@ class Changes:
                 if recipient in suppressed:
                     move.result = Suppressed(move.before.message.channel)
 
-    def _valid_move(
+    def valid_move(
         self, message_id: UUID, row: Movable | None, new_time: NewTime, before: Message | None
     ) -> Move:
         if row is None:

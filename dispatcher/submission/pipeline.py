@@ -37,12 +37,13 @@ from dispatcher.message import (
 )
 from dispatcher.reservation.booking import BookingRequest, Slot, is_planned_id
 from dispatcher.settings import Settings
+from dispatcher.store.events import EventChanged
 from dispatcher.store.messages import GivenUp
 from dispatcher.store.outbox import beside_the_loop
-from dispatcher.store.schema import Addition
+from dispatcher.store.schema import Addition, Event
 from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.rows import DraftRow
-from dispatcher.submission.validation import DraftValidator, ValidDraft, judge_times
+from dispatcher.submission.validation import DraftValidator, ValidDraft, at_event, judge_times
 from dispatcher.telemetry.journal import Journal
 from dispatcher.times.clock import Clock
 from dispatcher.times.send_time import from_ms, to_ms
@@ -61,6 +62,7 @@ BATCH = 1_000
 _MOST_SIZE = 1_000_000
 """Most text of the rows of one batch: once read, it may take 25 times as much memory."""
 _MINUTE_MS = 60_000
+_EVENT_TRIES = 20
 
 
 @dataclass(slots=True, eq=False)
@@ -70,9 +72,9 @@ class Entry:
     ``result`` is None until the draft is refused, recalled or composed; the sink replaces it if it
     stores another message or none. ``owned`` is the reservation that is released in the end; None
     where there is none, or its message is stored or may be. ``booked_at`` is of the monotonic
-    clock. ``supersedes`` is the message that ended unsent and has the key. ``was_given_up``: its
-    reservation was released before it was stored, so that it is judged once more. ``is_new``: its
-    message was stored by this submit, and not by an earlier one.
+    clock. ``supersedes`` is the message that ended unsent and has the key. ``tries`` is how often
+    it may be judged once more: where its reservation was released before it was stored, or its
+    event moved. ``is_new``: its message was stored by this submit, and not by an earlier one.
     """
 
     number: int
@@ -84,7 +86,7 @@ class Entry:
     owned: Slot | None = None
     booked_at: float = 0.0
     supersedes: UUID | None = None
-    was_given_up: bool = False
+    tries: int = _EVENT_TRIES
     is_new: bool = False
 
     def answer(self) -> Message:
@@ -150,6 +152,9 @@ class Sink:
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
         """Return the messages that have one of these idempotency keys, unless it is free again."""
+        raise NotImplementedError
+
+    def events(self, names: Sequence[str]) -> Mapping[str, Event]:
         raise NotImplementedError
 
     def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
@@ -301,6 +306,9 @@ class Submitter:
         batch.firsts = firsts = _by_key(undecided)
         if known := _known(firsts, sink) if firsts or sink.recalls_unkeyed else {}:
             _answer_known(undecided, known)
+        named = [entry for entry in undecided if entry.result is None and entry.valid.event]
+        if named:
+            self._place(named, sink, now)
         for entry in undecided:
             first = firsts.get(entry.valid.idempotency_key or "", entry)
             if entry.result is not None:
@@ -315,6 +323,21 @@ class Submitter:
                 entry.result = error
             else:
                 batch.open.append(entry)
+
+    def _place(self, entries: Sequence[Entry], sink: Sink, now: datetime) -> None:
+        """Give drafts the times at which their events put them, as those are now."""
+        stored = sink.events(list({entry.valid.event or "" for entry in entries}))
+        new: dict[str, Event] = {}
+        for entry in entries:
+            name, wanted = entry.valid.event or "", entry.valid.event_at
+            if name not in stored and wanted is not None:
+                new.setdefault(name, wanted)
+            try:
+                entry.valid = at_event(
+                    entry.valid, stored.get(name), new.get(name), settings=self.settings, now=now
+                )
+            except InvalidDraft as error:
+                entry.result = error
 
     def _reserve(self, batch: Batch, sink: Sink) -> None:
         """Reserve for every entry that is open; of an atomic batch for all or none."""
@@ -386,13 +409,15 @@ class Submitter:
                 valid.body_json,
                 valid.status_url,
                 entry.supersedes,
+                valid.event_token,
+                valid.new_event,
             )
         sink.store(batch)
         for entry in batch.booked:
-            if isinstance(entry.result, GivenUp):
+            if isinstance(entry.result, GivenUp | EventChanged):
+                entry.tries -= 1 if isinstance(entry.result, EventChanged) else _EVENT_TRIES // 2
                 error = StoreUnavailable(entry.result.reason, remedy="submit it again")
-                entry.result = error if entry.was_given_up else None
-                entry.was_given_up = True
+                entry.result = None if entry.tries > 0 else error
 
 
 def _by_key(entries: Iterable[Entry]) -> dict[str, Entry]:
@@ -497,6 +522,7 @@ def compose(
         trace=trace,
         enqueued_at=enqueued_at,
         campaign=valid.campaign,
+        event=valid.event,
         wish=valid.wish,
         priority=valid.terms.priority,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from uuid import UUID
@@ -18,10 +19,11 @@ from dispatcher.faults import fault
 from dispatcher.message import Message
 from dispatcher.reservation.plan import Copies
 from dispatcher.settings import Settings
+from dispatcher.store.events import EventChanged, EventRows
 from dispatcher.store.lists import Suppressions
 from dispatcher.store.messages import GivenUp, Messages
 from dispatcher.store.outbox import JoinedMessages, JoinedTransaction
-from dispatcher.store.schema import UNSENT_STATUSES
+from dispatcher.store.schema import UNSENT_STATUSES, Event
 from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.pipeline import Batch, Entry, Known, Sink, compose, recalled
 from dispatcher.submission.reserver import Reserver
@@ -58,11 +60,15 @@ class OwnTransaction(Sink):
 
     reservations: Reserver
     messages: Messages
+    event_rows: EventRows
     suppressions: Suppressions
     enqueuer: Enqueuer
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
         return _occupied(keyed, self.messages)
+
+    def events(self, names: Sequence[str]) -> Mapping[str, Event]:
+        return self.event_rows.read(names)
 
     def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
         return self.suppressions.among(recipients)
@@ -71,12 +77,14 @@ class OwnTransaction(Sink):
         booked = batch.booked
         if batch.atomic:
             self._store_all(booked)
-            batch.stored = booked
+            batch.stored = [entry for entry in booked if entry.owned is None]
         elif len(booked) == 1 or any(entry.slot.is_duplicate for entry in booked):
             batch.stored = self._store_each(booked, perhaps_stored=False)
         else:
             _disown(booked)
-            done = self.messages.add_together([entry.addition for entry in booked])
+            done: bool | None = False
+            with suppress(EventChanged):
+                done = self.messages.add_together([entry.addition for entry in booked])
             batch.stored = booked if done else self._store_each(booked, perhaps_stored=done is None)
         for entry in batch.stored:
             entry.is_new = entry.result is entry.addition.message
@@ -148,7 +156,7 @@ class OwnTransaction(Sink):
         return stored
 
     def _store_all(self, entries: Sequence[Entry]) -> None:
-        """Store all or none, and make sure which.
+        """Store all or none, and make sure which. All have EventChanged as their result, or none.
 
         A reservation of a duplicate submit is shared by the id of its message: the first one to
         store it has it, ``has`` finds what both stored, and ``withdraw`` leaves it to the other.
@@ -158,7 +166,14 @@ class OwnTransaction(Sink):
         perhaps_stored = False
         for _ in range(_TRIES):
             additions = [entry.addition for entry in entries]
-            done = self.messages.add_together(additions, perhaps_stored=perhaps_stored)
+            try:
+                done = self.messages.add_together(additions, perhaps_stored=perhaps_stored)
+            except EventChanged as changed:
+                if not perhaps_stored:
+                    for entry in entries:
+                        entry.owned, entry.result = entry.slot, changed
+                    return
+                done = False
             # After a broken line the server may still be storing, and what it holds may be why
             # the next try is refused.
             perhaps_stored |= done is None
@@ -259,6 +274,9 @@ class CallersTransaction(Sink):
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
         return _occupied(keyed, self.transaction)
 
+    def events(self, names: Sequence[str]) -> Mapping[str, Event]:
+        return self.transaction.events(names)
+
     def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
         return {recipient for recipient in recipients if self.transaction.is_suppressed(*recipient)}
 
@@ -271,6 +289,8 @@ class CallersTransaction(Sink):
                 entry.result = self._stored(entry)
                 if entry.result.id != entry.slot.message_id:
                     entry.owned = entry.slot
+            except EventChanged as changed:
+                entry.owned, entry.result = entry.slot, changed
             except (StoreUnavailable, IdempotencyConflict, Suppressed):
                 entry.owned = entry.slot
                 raise
@@ -301,6 +321,7 @@ class DryRun(Sink):
 
     reservations: Copies
     messages: Messages
+    event_rows: EventRows
     suppressions: Suppressions
     refuses_suppressed = False
     _keys: dict[str, tuple[UUID, str]] = field(default_factory=dict, init=False)
@@ -314,6 +335,9 @@ class DryRun(Sink):
             message = compose(valid, message_id, at, created_at=at, max_attempts=1)
             known[key] = message, fingerprint
         return known
+
+    def events(self, names: Sequence[str]) -> Mapping[str, Event]:
+        return self.event_rows.read(names)
 
     def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
         return self.suppressions.among(recipients)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
+from secrets import token_hex
 from typing import TYPE_CHECKING, NamedTuple, get_args
 from uuid import UUID
 
@@ -25,6 +26,7 @@ from dispatcher.errors import (
 )
 from dispatcher.message import (
     MAX_CAMPAIGN,
+    MAX_EVENT,
     Body,
     Draft,
     Message,
@@ -40,15 +42,18 @@ from dispatcher.reservation.booking import BookingRequest, Submit, Terms
 from dispatcher.scope import WITHOUT, Scope, counted
 from dispatcher.selection import check_priority
 from dispatcher.settings import Settings
+from dispatcher.store.schema import Event
 from dispatcher.templating import Templates
 from dispatcher.times import send_time
 from dispatcher.times.clock import MILLISECOND
+from dispatcher.times.offset import Offset
 from dispatcher.times.quiet_hours import NO_HOURS, Hours, read_hours
 from dispatcher.times.send_time import to_ms
 
 if TYPE_CHECKING:
     from dispatcher.body_types import AnyBody
 
+_AT_IT = Offset()
 _ON_CONFLICT: tuple[str, ...] = get_args(OnConflict)
 Check = Callable[[str, str, Body], object]
 """Takes channel, recipient and body; raises InvalidDraft for a message that could never be sent."""
@@ -63,7 +68,8 @@ class ValidDraft(NamedTuple):
     parameters, None without an idempotency key; two submits with one key must agree in it.
     ``on_unknown`` and ``expire_after`` are the caller's or else the channel's; the latter counts
     from the booked time. ``wish`` is that of the message. ``status_url`` receives status webhooks;
-    its channel has not checked it.
+    its channel has not checked it. That of an ``event`` has no ``send_at`` before :func:`at_event`;
+    ``event_at`` is the event as the draft has it.
     """
 
     channel: str
@@ -85,6 +91,11 @@ class ValidDraft(NamedTuple):
     status_url: str | None = None
     campaign: str | None = None
     wish: str | None = None
+    event: str | None = None
+    offset: Offset = Offset()
+    event_at: Event | None = None
+    event_token: str | None = None
+    new_event: Event | None = None
 
     def request(
         self, message_id: UUID, *, supersedes: UUID | None = None, tail: str = ""
@@ -124,7 +135,7 @@ def validate(
     )
     scopes = checked_scopes(draft.scopes, settings)
     if draft.quotas is not None:
-        _check_choice("quotas", draft.quotas, ("none",))
+        check_choice("quotas", draft.quotas, ("none",))
         if channel.without_quotas == "never":
             accepted = f"no value, or set channels.{channel_name}.without_quotas"
             raise InvalidDraft("quotas", "this channel has no messages without quotas", accepted)
@@ -143,18 +154,24 @@ def validate(
     )
     send_at, latest, expires_at, expire_after = _times(draft, channel, now, settings.max_horizon)
     if draft.on_unknown is not None:
-        _check_choice("on_unknown", draft.on_unknown, get_args(OnUnknown))
+        check_choice("on_unknown", draft.on_unknown, get_args(OnUnknown))
     status_url = None if draft.status_url is None else _status_url(draft, settings)
     if draft.campaign is not None:
         check_text("campaign", draft.campaign, longest=MAX_CAMPAIGN)
-    wish = None
-    if draft.zone is not None and draft.send_at is not None:
-        wish = send_time.local_wish(draft.send_at, send_at, draft.zone)
+    wish, offset, event_at = None, _AT_IT, None
+    if (
+        draft.zone is not None
+        or draft.event is not None
+        or draft.offset is not None
+        or draft.event_at is not None
+    ):
+        wish, offset, event_at = _wish(draft, send_at)
     digest = None
     if key is not None:
-        time = send_at.isoformat()
-        if draft.send_in is not None:
-            time = f"in {draft.send_in // MILLISECOND} ms"
+        in_ms = None if draft.send_in is None else draft.send_in // MILLISECOND
+        time = send_at.isoformat() if in_ms is None else f"in {in_ms} ms"
+        if draft.event is not None:
+            time = f"event {draft.event} {offset}"
         # A template may have changed before a duplicate submit, so its name and data count.
         # Absent fields are left out, so that digests from before these fields existed hold.
         further = {
@@ -198,7 +215,76 @@ def validate(
         status_url=status_url,
         campaign=draft.campaign,
         wish=wish,
+        event=draft.event,
+        offset=offset,
+        event_at=event_at,
     )
+
+
+def _wish(draft: Draft, send_at: datetime) -> tuple[str | None, Offset, Event | None]:
+    """Return the wish of a draft, its offset, and its event where the draft has the time of it."""
+    event_at = None
+    if draft.event is None:
+        if draft.offset is not None or draft.event_at is not None:
+            field = "offset" if draft.event_at is None else "event_at"
+            raise InvalidDraft(field, "given without event", "an event beside it")
+        local = None
+        if draft.zone is not None and draft.send_at is not None:
+            local = send_time.local_wish(draft.send_at, send_at, draft.zone)
+        return local, _AT_IT, None
+    name = check_text("event", draft.event, longest=MAX_EVENT)
+    if draft.send_at is not None or draft.send_in is not None:
+        given = "send_in" if draft.send_at is None else "send_at"
+        raise InvalidSendTime(given, "given together with event", "one of them")
+    if draft.event_at is not None:
+        event_at = new_event(name, draft.event_at, draft.zone, fold=draft.fold, field="event_at")
+    offset = Offset.parse(draft.offset)
+    return str(offset), offset, event_at
+
+
+def new_event(
+    name: str, at: datetime | str, zone: str | None, *, fold: int | None = None, field: str = "at"
+) -> Event:
+    """Return an event with a new token. Raises InvalidSendTime."""
+    instant = send_time.parse(at, zone=zone, fold=fold, field=field)
+    wish = None if zone is None else send_time.local_wish(at, instant, zone)
+    return Event(name, instant, zone, wish, token=token_hex(6))
+
+
+def no_event(accepted: str) -> InvalidDraft:
+    return InvalidDraft("event", "there is no event of this name", accepted)
+
+
+def was_cancelled() -> InvalidDraft:
+    return InvalidDraft("event", "the event was cancelled", "another event")
+
+
+def is_set(event: Event, field: str) -> InvalidDraft:
+    problem = f"the event is set to {event.at.isoformat()} in zone {event.zone}"
+    return InvalidDraft(field, problem, "the same; events.move gives it another time")
+
+
+def at_event(
+    valid: ValidDraft,
+    event: Event | None,
+    new: Event | None,
+    *,
+    settings: Settings,
+    now: datetime,
+) -> ValidDraft:
+    """Return a draft at the time that its event gives it: one that is stored, or a ``new`` one."""
+    at_once = event or new
+    if at_once is None:
+        raise no_event("one that was set, or event_at beside it")
+    if at_once.cancelled_at is not None:
+        raise was_cancelled()
+    if valid.event_at is not None and valid.event_at.at != at_once.at:
+        raise is_set(at_once, "event_at")
+    zone = send_time.check_zone(at_once.zone or settings.zone)
+    send_at = valid.offset.from_event(at_once.at, zone)
+    send_time.check_range(send_at, now=now, farthest=settings.max_horizon, field="offset")
+    is_new = None if event else new
+    return valid._replace(send_at=send_at, event_token=at_once.token, new_event=is_new)
 
 
 def judge_times(valid: ValidDraft, *, now: datetime) -> None:
@@ -225,8 +311,7 @@ def _times(
             raise InvalidSendTime("fold", "given with send_in", "send_at, or no fold")
         name, send_at = "send_in", send_time.after(draft.send_in, now=now)
     else:
-        problem = "neither" if draft.send_at is None else "both"
-        raise InvalidSendTime("send_at", f"{problem} of send_at and send_in given", "one of them")
+        name, send_at = "event", _until_event_is_read(draft, now)
     send_time.check_not_too_far(send_at, now=now, farthest=horizon, field=name)
     latest = expires_at = expire_after = None
     if draft.expires_at is not None:
@@ -234,7 +319,7 @@ def _times(
     is_rejecting = isinstance(draft.on_conflict, str) and draft.on_conflict == "reject"
     if not is_rejecting or draft.latest is not None:
         latest = now + horizon
-        _check_choice("on_conflict", draft.on_conflict, _ON_CONFLICT)
+        check_choice("on_conflict", draft.on_conflict, _ON_CONFLICT)
         if is_rejecting:
             raise InvalidDraft("latest", "given without on_conflict='shift'", "no latest")
         if draft.latest is not None:
@@ -244,6 +329,13 @@ def _times(
     if draft.expire_after is not None or channel.expire_after is not None:
         expire_after = _expire_after(draft, channel, now + horizon)
     return send_at, latest, expires_at, expire_after
+
+
+def _until_event_is_read(draft: Draft, now: datetime) -> datetime:
+    if draft.event is not None and draft.send_at is None:
+        return now
+    problem = "neither" if draft.send_at is None else "both"
+    raise InvalidSendTime("send_at", f"{problem} of send_at and send_in given", "one of them")
 
 
 def _expire_after(draft: Draft, channel: ChannelSettings, farthest: datetime) -> timedelta | None:
@@ -266,7 +358,7 @@ def _status_url(draft: Draft, settings: Settings) -> str:
     return check_recipient(draft.status_url, name="status_url")
 
 
-def _check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     if not isinstance(value, str) or value not in choices:
         raise InvalidDraft(name, quoted(value), " or ".join(map(repr, choices)))
 

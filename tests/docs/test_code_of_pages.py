@@ -143,7 +143,7 @@ def test_an_order_and_its_reminder_commit_together(
     assert house.reservations() == house.all_members()
 
 
-@pytest.mark.parametrize("name", ["testing", "who-goes-first"])
+@pytest.mark.parametrize("name", ["testing", "who-goes-first", "series"])
 def test_the_tests_of_the_page_pass(name: str, tmp_path: Path) -> None:
     text = page(f"docs/{name}.md")
     shown = blocks(text, "python")

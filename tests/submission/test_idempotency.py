@@ -54,9 +54,9 @@ COMPARED: dict[str, Any] = {
     "send_in": MINUTE, "expires_at": SOON + HOUR, "expire_after": HOUR, "zone": "Europe/Berlin",
     "quiet_hours": "none", "send_window": "09:00-17:00", "on_unknown": "hold", "campaign": "summer",
     "template": "code", "data": {"code": 1}, "scopes": {"tenant": "acme"}, "quotas": "none",
-    "status_url": "https://shop.example/", "priority": 0,
+    "status_url": "https://shop.example/", "priority": 0, "event": "a", "offset": "-1 day",
 }  # fmt: skip
-NOT_COMPARED = {"idempotency_key", "fold", "on_conflict", "latest"}
+NOT_COMPARED = {"idempotency_key", "fold", "on_conflict", "latest", "event_at"}
 """They say under which key, or which time is meant, which is compared itself."""
 
 
@@ -74,13 +74,15 @@ def test_two_drafts_of_one_key_must_agree_in_each_field() -> None:
     )
 
     def fingerprint_of(**asked: Any) -> str | None:
-        usual = {"send_at": None if "send_in" in asked else SOON, "scope": "s"}
+        has_time = asked.keys().isdisjoint({"send_in", "event"})
+        usual = {"send_at": SOON if has_time else None, "scope": "s"}
         asked = usual | {"idempotency_key": "key"} | asked
         return validate(draft(**asked), settings=settings, now=FAR).fingerprint
 
     for name, other in COMPARED.items():
-        first = {"template": "greeting"} if name == "template" else {}
-        assert fingerprint_of(**first) != fingerprint_of(**{name: other}), name
+        usual = {"template": "greeting"} if name == "template" else {}
+        usual = {"event": "a"} if name == "offset" else usual
+        assert fingerprint_of(**usual) != fingerprint_of(**usual | {name: other}), name
 
 
 def test_the_key_with_other_content_is_a_conflict_and_leaves_nothing(house: House) -> None:

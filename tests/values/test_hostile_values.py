@@ -17,7 +17,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from dispatcher import Dispatcher, InvalidValue, Settings, errors
+from dispatcher import Dispatcher, Events, InvalidValue, Settings, errors
 from dispatcher.errors import DispatcherError, quoted
 from dispatcher.limiters import (
     GCRA,
@@ -227,12 +227,13 @@ def front_door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dispatcher]
 GOOD: dict[str, Any] = {
     "channel": "memory", "recipient": "ada", "body": {"text": "x"}, "send_in": timedelta(days=1),
 }  # fmt: skip
-LOCAL = {"send_in": None, "send_at": "2100-01-01T12:00", "zone": "Europe/Berlin"}
-MAIL = {"channel": "mail", "recipient": "ada@shop.example"}
+LOCAL: dict[str, Any] = {"send_in": None, "send_at": "2100-01-01T12:00", "zone": "Europe/Berlin"}
+MAIL: dict[str, Any] = {"channel": "mail", "recipient": "ada@shop.example"}
 PARTS = ("subject", "text", "headers", "attachments", "reply_to")
 NEEDED: dict[str, Any] = {
     "message_id": uuid4(), "message_ids": [uuid4()], "drafts": [], "recipient": "ada",
     "kind": "tenant", "name": "a", "quotas": "5/hour", "limits": "5/second",
+    "at": "2100-01-01T12:00Z",
 }  # fmt: skip
 """What methods need, and what follows is no value: code, iterables and flags of a program."""
 NO_VALUES = {
@@ -240,23 +241,28 @@ NO_VALUES = {
 }  # fmt: skip
 
 
-def ask(method: str, name: str, **more: Any) -> Asks:
+def ask(method: str, name: str, /, of: type = Dispatcher, **more: Any) -> Asks:
     """Give a method a value under this name, and what it needs beside."""
-    names = inspect.signature(getattr(Dispatcher, method)).parameters
+    names = inspect.signature(getattr(of, method)).parameters
     needed = {key: NEEDED[key] for key in names if key in NEEDED}
     base = {"submit": GOOD, "timeline": {"scope": "ada"}}.get(method, needed) | more
-    return lambda dispatcher, value: getattr(dispatcher, method)(**base | {name: value})
+    return lambda dispatcher, value: getattr(
+        dispatcher.events if of is Events else dispatcher, method
+    )(**base | {name: value})
 
 
 def asked() -> Iterator[tuple[str, Asks]]:
     """Yield each parameter of each method of a dispatcher, whose awaited ones are twins."""
-    for method, function in vars(Dispatcher).items():
-        if method.startswith("_") or (method[0] == "a" and method[1:] in vars(Dispatcher)):
+    methods = [(of, *item) for of in (Dispatcher, Events) for item in vars(of).items()]
+    for of, method, function in methods:
+        is_twin = method[0] == "a" and method[1:] in vars(of)
+        if method.startswith("_") or is_twin or not callable(function):
             continue
         names = inspect.signature(function).parameters.keys() - NO_VALUES
         if "wanted" in names:  # the filters of lists
             names = names - {"wanted"} | Wanted.__annotations__.keys()
-        yield from ((f"{method} {name}", ask(method, name)) for name in sorted(names))
+        owner = "events." if of is Events else ""
+        yield from ((f"{owner}{method} {name}", ask(method, name, of)) for name in sorted(names))
 
 
 def submit(part: str, **more: Any) -> Asks:
