@@ -63,6 +63,7 @@ COMMANDS = {
         ("Look", "files", ("export",)),
         ("Change", "messages", ("update", "cancel", "reschedule", "retry", "release", "drop")),
         ("Change", "lists", ("suppress", "unsuppress", "erase", "pause", "resume")),
+        ("Change", "events", ("events",)),
         ("Change", "quotas", ("quotas",)),
         ("Look", "lists", ("suppressed",)),
         ("Look", "status", ("status", "top", "load", "refusals")),

@@ -135,6 +135,15 @@ class _DraftOptions:
     quotas: Annotated[
         Literal["none"] | None, typer.Option(help="none: no quota counts or refuses it.")
     ] = None
+    event: Annotated[
+        str | None, typer.Option(help="The event that it reminds of, instead of a time.")
+    ] = None
+    offset: Annotated[
+        str | None, typer.Option(help="From the event: '-24 hours', or '-1 day' by the calendar.")
+    ] = None
+    event_at: Annotated[
+        str | None, typer.Option(help="When the event is, where it may be a new one.")
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,6 +98,8 @@ class Caller:
 
     def own(self, draft: Draft) -> Draft:
         self.check_channel(draft.channel)
+        if draft.event is not None and self.is_bound:  # it would read and set events of others
+            raise forbidden("events need a key without bound channels or scope")
         if self.scope is None:
             return draft
         kind, name = self.scope

@@ -81,6 +81,7 @@ _SCOPE = "/scopes/{kind}/{scope:any_name}"
 _RECIPIENT = "/suppressions/{recipient:any_name}"
 _PAUSE = "/pauses/{kind}/{name:any_name}"
 _QUOTAS = f"{_SCOPE}/quotas"
+_EVENT = "/events/{name:any_name}"
 _READ, _WRITE, _OPERATE = (Right.MESSAGES_READ,), (Right.MESSAGES_WRITE,), (Right.OPERATE,)
 _READ_RECIPIENTS, _SUPPRESS = (Right.RECIPIENTS_READ,), (Right.SUPPRESSIONS_WRITE,)
 
@@ -115,6 +116,10 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _unbound("GET", "/status", calls.status, _OPERATE, is_long=True),
     _unbound("GET", "/load", calls.load, _OPERATE, is_long=True),
     _unbound("GET", "/refusals", calls.refusals, _OPERATE, is_long=True),
+    _unbound("GET", _EVENT, calls.event, _READ),
+    _unbound("PUT", _EVENT, calls.set_event, _WRITE),
+    _unbound("POST", f"{_EVENT}/move", calls.move_event, _WRITE, is_long=True),
+    _unbound("POST", f"{_EVENT}/cancel", calls.cancel_event, (Right.MESSAGES_CANCEL,)),
     Endpoint("GET", "/events", calls.events, _READ),
 )
 _DOCUMENT = f"{PREFIX}/openapi.json"

@@ -389,6 +389,31 @@ def _quotas_out(context: Context, quotas: ScopeQuotas) -> models.ScopeQuotasOut:
     return models.ScopeQuotasOut.of(quotas, context.caller, context.service.digest)
 
 
+def event(context: CallContext, name: str) -> Response:
+    """Return an event that messages remind of."""
+    return answer(models.NamedEventOut.model_validate(context.dispatcher.events.get(name)))
+
+
+def set_event(context: CallContext, name: str) -> Response:
+    """Set a new event. Again with the same time, it changes nothing."""
+    given = context.payload(models.EventIn)
+    made = context.dispatcher.events.set(name, given.at, given.zone)
+    return answer(models.NamedEventOut.model_validate(made))
+
+
+def move_event(context: CallContext, name: str) -> Response:
+    """Move an event with all its scheduled messages, or change nothing."""
+    given = context.payload(models.EventMove).model_dump()
+    return answer(
+        models.NamedEventOut.model_validate(context.dispatcher.events.move(name, **given))
+    )
+
+
+def cancel_event(context: CallContext, name: str) -> Response:
+    """Cancel an event and its scheduled messages; later submits with it are refused."""
+    return answer(models.NamedEventOut.model_validate(context.dispatcher.events.cancel(name)))
+
+
 def status(context: CallContext) -> Response:
     """Return counts, overdue messages, the load of the next hour, and processes."""
     return answer(models.StatusOut.of(context.dispatcher.status()))

@@ -102,6 +102,9 @@ class NewMessage(_Times, MessageChange, _Address):
     status_url: str | None = None
     campaign: str | None = None
     quotas: Literal["none"] | None = None
+    event: str | None = None
+    offset: Annotated[str | None, Field(examples=["-24 hours", "-1 day"])] = None
+    event_at: str | None = None
 
     def draft(self, idempotency_key: str | None = None) -> Draft:
         fields = self.model_dump(include=set(NewMessage.model_fields))
@@ -175,6 +178,7 @@ class MessageOut(Out):
     on_unknown: OnUnknown
     campaign: str | None
     event: str | None
+    wish: str | None
     priority: int
     delayed_by: str | None
 
@@ -381,6 +385,30 @@ class ScopeSettingsOut(Out):
     """Scopes that have quotas or limits of their own."""
 
     scopes: list[ScopeQuotasOut]
+
+
+class EventIn(_In):
+    """When an event is; `zone` is that of local times and of offsets by the calendar."""
+
+    at: Annotated[str, Field(examples=["2026-12-24T08:30:00+01:00"])]
+    zone: str | None = None
+
+
+class EventMove(EventIn):
+    """Another time for an event and its scheduled messages, all or none."""
+
+    on_conflict: OnConflict = "reject"
+    past: Literal["refuse", "cancel", "now"] = "refuse"
+
+
+class NamedEventOut(Out):
+    """An event that messages remind of; `wish` is the local time that it was given in."""
+
+    name: str
+    at: datetime
+    zone: str | None
+    wish: str | None
+    cancelled_at: datetime | None
 
 
 class SlotOut(Out):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from dispatcher import Message, PermanentFailure
+from dispatcher import Message, PermanentFailure, Status
 from dispatcher.cli import app, every_command
 from dispatcher.cli.app import COMMANDS
 from dispatcher.times.send_time import as_text
@@ -43,7 +43,7 @@ def test_help_lists_every_command_and_the_exit_codes() -> None:
         assert command in shown.output
         helped = CliRunner().invoke(app, [command, "--help"])
         assert helped.exit_code == 0
-        is_group = command in ("windows", "keys", "quotas")
+        is_group = command in ("windows", "keys", "quotas", "events")
         assert f"$ dispatcher {command}" in helped.output or is_group
         assert "<bool>" not in helped.output, "a flag takes no value"
 
@@ -250,6 +250,22 @@ def test_show_tells_what_delays_a_message_and_until_when(house: House, run: Run)
     assert "next: delayed by channel memory: 1/hour; it is due at 2100-01-01 13:00:00" in shown
     data = run("show", str(message.id), "--json").data
     assert data["delayed_by"] == "channel memory: 1/hour"
+
+
+def test_an_event_is_set_moved_with_its_messages_and_cancelled(house: House, run: Run) -> None:
+    local, zone = "2028-06-02T09:00:00.000", "Europe/Berlin"
+    ran = run("events", "set", "a:17", "2028-06-02T09:00", "--zone", zone)
+    assert ran.out == f"a:17 is at 2028-06-02T07:00:00.000Z ({local} {zone})\n"
+    submit(run, "--event", "a:17", "--offset=-1 day")
+    run("events", "move", "a:17", "2028-10-30T09:00")
+    [listed] = house.dispatcher.list(event="a:17").messages
+    assert listed.send_at == datetime(2028, 10, 29, 8, tzinfo=UTC)
+    assert run("list", "--event", "a:17", "--json").data["wish"] == "-1 day"
+    assert run("events", "show", "a:17", "--json").data["zone"] == zone
+    assert run("events", "cancel", "a:17").out.startswith("a:17 was cancelled")
+    assert house.again(listed).status is Status.CANCELLED
+    refused = run("events", "move", "a:17", "2028-10-31T09:00")
+    assert (refused.code, "was cancelled" in refused.err) == (2, True)
 
 
 def test_quotas_of_one_scope_are_set_listed_and_unset(house: House, run: Run) -> None:

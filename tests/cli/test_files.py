@@ -77,15 +77,21 @@ def test_every_column_is_taken(house: House, run: Run, name: str, write: Any) ->
     later = {"channel": "memory", "recipient": "ben", "text": "hi", "send_in": "10 minutes",
              "expire_after": "1 hour"}  # fmt: skip
     third = row(recipient="cleo", send_window="11:00-12:00")
+    fourth = {"channel": "memory", "recipient": "dan", "text": "hi", "event": "appointment:17",
+              "offset": "-1 day", "event_at": "2028-06-02T09:00Z"}  # fmt: skip
     # test_templates.py, submission/test_without_quotas.py
     elsewhere = {"template", "data", "status_url", "quotas"}
-    assert {*EVERY, *later, *third} | elsewhere == set(COLUMNS), "a new one belongs in EVERY"
-    ran = run_import(run, write([EVERY, later, third]), "--json", name=name)
+    assert {*EVERY, *later, *third, *fourth} | elsewhere == set(COLUMNS), (
+        "a new one belongs in EVERY"
+    )
+    ran = run_import(run, write([EVERY, later, third, fourth]), "--json", name=name)
     assert (ran.code, ran.err) == (0, "")
     assert ran.data == {
-        "accepted": 3, "known": 0, "shifted": 0, "refused": 0, "reasons": {},
+        "accepted": 4, "known": 0, "shifted": 0, "refused": 0, "reasons": {},
         "rejected_file": None, "complete": True,
     }  # fmt: skip
+    [dan] = [*house.dispatcher.select(event="appointment:17")]
+    assert dan.wish == "-1 day"
     [ada] = [*house.dispatcher.select(recipient="ada")]
     assert (ada.body, ada.scope, ada.idempotency_key) == ({"a": [1, "ü"]}, "family", "k")
     assert ada.send_at.isoformat() == "2028-10-29T01:30:00+00:00"

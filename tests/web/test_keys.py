@@ -82,10 +82,11 @@ def test_each_call_needs_its_right(house: House, calls: Calls) -> None:
     one = f"messages/{message.id}"
     needed = {
         Right.MESSAGES_READ: ["GET messages", "GET counts", f"GET {one}", f"GET {scope}/next-slot",
-                              "GET events"],
+                              "GET events", "GET events/ada"],
         Right.MESSAGES_WRITE: ["POST messages", "POST messages/batch", "POST plans",
-                               f"PATCH {one}", f"POST {one}/reschedule"],
-        Right.MESSAGES_CANCEL: [f"DELETE {one}"],
+                               f"PATCH {one}", f"POST {one}/reschedule",
+                               "PUT events/ada", "POST events/ada/move"],
+        Right.MESSAGES_CANCEL: [f"DELETE {one}", "POST events/ada/cancel"],
         Right.RECIPIENTS_READ: [f"GET {scope}/timeline", "GET suppressions/ada"],
         Right.SUPPRESSIONS_WRITE: ["PUT suppressions/ada", "DELETE suppressions/ada"],
         Right.OPERATE: [f"POST {one}/retry", f"POST {one}/drop", f"POST {one}/release",
@@ -126,7 +127,8 @@ def test_bodies_and_recipients_leave_with_their_rights_alone(
 
     def places(path: str) -> Iterator[dict[str, str]]:
         """Yield a message of each status where one is asked for, and the recipient's names."""
-        same = {"kind": "recipient", "scope": ADA, "recipient": ADA, "name": ADA}
+        name = "a:17" if path.startswith("/v1/events") else ADA  # all keys share these names
+        same = {"kind": "recipient", "scope": ADA, "recipient": ADA, "name": name}
         if "{message_id}" not in path:
             yield same
             return
@@ -146,7 +148,9 @@ def test_bodies_and_recipients_leave_with_their_rights_alone(
         {"body": {"text": f"{TEXT}, again"}},
         {"recipient": "nobody"},
         {"quotas": ["9/hour"]},
+        {"at": (FAR + 3 * HOUR).isoformat()},
     ]
+    house.dispatcher.events.set("a:17", FAR + 3 * HOUR)
     statuses: dict[str, set[int]] = defaultdict(set)
     with TestClient(api(house.dispatcher, rate="100000/second")) as client:
         few = bearer(house, "few", rights=all_but(Right.BODIES_READ, Right.RECIPIENTS_READ))

@@ -51,6 +51,8 @@ VALID: dict[str, dict[str, Any]] = {
     "reschedule": {"send_at": AT, "on_conflict": "shift"},
     "suppress": {"channel": "memory"},
     "erase": {"recipient": "nobody"},
+    "set_event": {"at": AT},
+    "move_event": {"at": AT},
     "set_quotas": {"quotas": ["900/hour"]},
 }
 """Bodies that are accepted; an empty one is, too, by the other operations."""
@@ -71,6 +73,7 @@ class Seeds:
         house.dispatcher.suppress("ada", channel="file")
         house.dispatcher.pause("recipient", "ada")
         house.submit("ada", send_at=AT)
+        house.dispatcher.events.set("ada", AT)
         with pytest.raises(QuotaExceeded):
             house.submit("ada", send_at=AT)
 
