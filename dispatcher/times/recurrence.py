@@ -112,7 +112,7 @@ class Recurrence:
         for rule in lines.rules:
             alone = cls(str(lines._replace(rules=(rule,), dates=())), start, gap, repeat)
             # Where clocks are furthest ahead, an UNTIL in UTC comes last.
-            if alone._first(zones.rules("Etc/GMT-14"), -DAY_MS) is None:
+            if alone._first(zones.rules("Etc/GMT-14"), _ms(start) - DAY_MS) is None:
                 raise refusal(f"never fires: {quoted(str(rule))} from {start.isoformat()} on")
         return cls(str(lines), start, gap, repeat)
 

@@ -519,3 +519,10 @@ def test_a_search_without_end_ends_after_a_century(monkeypatch: pytest.MonkeyPat
         f"2026-{month}-31T02:30" for month in ("01", "03", "05")
     ]
     assert leap.first_from("UTC", 10**18) is None
+
+
+@pytest.mark.parametrize("year", [1970, 2100, 8999])
+def test_a_rule_may_begin_in_any_century(year: int) -> None:
+    rule = Recurrence.parse("FREQ=DAILY", start=START.replace(year=year, month=3))
+    [first] = rule.following("UTC", ms(datetime(year, 3, 1, tzinfo=UTC)), 1)
+    assert first.nominal[:7] == f"{year}-03"
