@@ -50,11 +50,13 @@ def hold_events(tables: Tables, connection: sa.Connection, additions: Sequence[A
     new = {a.new_event.name: a.new_event for a in additions if a.new_event is not None}
     for name in sorted(new):
         is_added(connection, insert_if_absent(tables.events), new[name]._asdict(), AS_NAMED)
-    held = {(a.message.event or "", a.event_token) for a in additions if a.event_token is not None}
-    for name, token in sorted(held):
-        this = (row.name == name, row.token == token, row.cancelled_at.is_(None))
-        hold = sa.update(tables.events).where(*this).values(token=row.token)
-        if connection.execute(hold, execution_options=_COUNTED).rowcount != 1:
+    held = {a.event_token: a.message.event for a in additions if a.event_token is not None}
+    if held:
+        # A token belongs to one event. Several events are locked in one statement.
+        these = (one_of(row.name, sorted(set(held.values()))), row.token.in_(held))
+        hold = sa.update(tables.events).where(*these, row.cancelled_at.is_(None))
+        hold = hold.values(token=row.token)
+        if connection.execute(hold, execution_options=_COUNTED).rowcount != len(held):
             raise EventChanged
 
 
