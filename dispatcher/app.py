@@ -49,6 +49,7 @@ from dispatcher.store.maintenance import MOST_GRACES, StoreMaintenance, overdue
 from dispatcher.store.messages import Messages, StoppedMessages
 from dispatcher.store.notifications import Notifications
 from dispatcher.store.outbox import JoinedMessages
+from dispatcher.store.series import SeriesRows
 from dispatcher.store.survey import StoreSurvey
 from dispatcher.store.void_ids import VoidIds
 from dispatcher.submission.changes import Cancellation, Changes
@@ -61,6 +62,7 @@ from dispatcher.submission.pipeline import Submitter
 from dispatcher.submission.quotas import QuotaList
 from dispatcher.submission.reads import StoryReader, TimelineReader
 from dispatcher.submission.reserver import Reserver
+from dispatcher.submission.series import SeriesList
 from dispatcher.submission.sinks import CallersTransactions, DryRun, OwnTransaction
 from dispatcher.submission.validation import DraftValidator
 from dispatcher.telemetry.journal import EventStream, Hooks, Journal, digest_with, find_hooks
@@ -412,6 +414,8 @@ class App:
     pauses = wired(Pauses)
     pause_list = wired(PauseList)
     listing = wired(Listing)
+    series_rows = wired(SeriesRows)
+    series_list = wired(SeriesList)
     story_reader = wired(StoryReader, contents=lambda app: app.plain_contents)
     overviews = wired(
         Overviews,

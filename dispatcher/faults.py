@@ -29,6 +29,8 @@ from dispatcher.errors import InvalidSettings, quoted
 
 VARIABLE = "DISPATCHER_FAULTS"
 POINTS = frozenset({
+    "series.after_take", "series.after_batch", "series.after_change", "series.after_removal",
+    "series.after_cancel",
     "submit.before_reserve", "submit.after_reserve", "submit.after_commit", "submit.after_enqueue",
     "reserve.between_shards",
     "joined.after_add", "joined.after_commit",

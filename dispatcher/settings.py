@@ -270,6 +270,13 @@ class Settings(BaseSettings):
     """Longest time between reservation and commit without a second check of the reservation."""
     retention: Length = timedelta(days=30)
     """How long messages are stored after their end."""
+    book_ahead: Length = timedelta(days=35)
+    """How far ahead the occurrences of series are booked; at most ``retention``."""
+    series_catch_up: Length = timedelta(days=1)
+    """How old an occurrence that was not booked in time may be, to count as ``missed``."""
+    series_recipients: dict[str, str] = Field(default_factory=dict)
+    """Lists of recipients by their names in series: ``package.module:callable``, which yields
+    recipients as ``(address, zone, data)`` when occurrences are booked."""
 
     log_format: LogFormat = "console"
     """Format of the logs of ``dispatcher worker``, ``beat``, ``up`` and ``serve``: text or JSON."""

@@ -38,6 +38,7 @@ DUTIES: Mapping[str, Duty] = {
     "notify": Duty(
         "sweep_interval", "sweep.notify", lambda settings: bool(settings.status_channel)
     ),
+    "book_ahead": Duty("sweep_interval", "series_list.book_ahead"),
 }
 """Every duty by its name: beat, tasks, metrics, status and doctor follow this table."""
 TASKS_MODULE = "dispatcher.celery.tasks"

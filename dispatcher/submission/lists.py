@@ -52,6 +52,7 @@ from dispatcher.store.schema import (
 )
 from dispatcher.submission.changes import Cancellation
 from dispatcher.submission.decisions import Decisions
+from dispatcher.submission.series import SeriesList
 from dispatcher.submission.validation import known_channel
 
 log = logging.getLogger(__name__)
@@ -197,6 +198,7 @@ class Erasure:
     listing: Listing
     suppression_list: SuppressionList
     decisions: Decisions
+    series_list: SeriesList
     upkeep: Upkeep
     permits: Permits
 
@@ -214,6 +216,7 @@ class Erasure:
             self._drop_held(name)
             while batch := self.personal_data.blank(name, limit=_AT_ONCE):
                 blanked += batch
+            self.series_list.forget(name)
             self.personal_data.forget(name, keep_opt_out=keep_opt_out)
             self._forget_in_redis(scope_name(name))
             under_way += self.personal_data.under_way(name)

@@ -43,7 +43,13 @@ from dispatcher.store.outbox import beside_the_loop
 from dispatcher.store.schema import Addition, Event
 from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.rows import DraftRow
-from dispatcher.submission.validation import DraftValidator, ValidDraft, at_event, judge_times
+from dispatcher.submission.validation import (
+    DraftValidator,
+    Occurring,
+    ValidDraft,
+    at_event,
+    judge_times,
+)
 from dispatcher.telemetry.journal import Journal
 from dispatcher.times.clock import Clock
 from dispatcher.times.send_time import from_ms, to_ms
@@ -292,6 +298,8 @@ class Submitter:
         for entry in entries:
             try:
                 entry.valid = self.validator.validated(entry.draft, now=now)
+                if isinstance(entry.draft, Occurring):  # its time is its own, and so is its token
+                    entry.tries = 1
             except InvalidDraft as error:
                 entry.result = error
 
@@ -306,7 +314,10 @@ class Submitter:
         batch.firsts = firsts = _by_key(undecided)
         if known := _known(firsts, sink) if firsts or sink.recalls_unkeyed else {}:
             _answer_known(undecided, known)
-        named = [entry for entry in undecided if entry.result is None and entry.valid.event]
+        named = [
+            entry for entry in undecided
+            if entry.result is None and entry.valid.event and not isinstance(entry.draft, Occurring)
+        ]  # fmt: skip
         if named:
             self._place(named, sink, now)
         for entry in undecided:

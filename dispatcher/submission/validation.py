@@ -59,6 +59,15 @@ Check = Callable[[str, str, Body], object]
 """Takes channel, recipient and body; raises InvalidDraft for a message that could never be sent."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occurring(Draft):
+    """The draft of an occurrence; stored only while its series has that token."""
+
+    series: str
+    series_token: str
+    nominal: str
+
+
 class ValidDraft(NamedTuple):
     """A validated draft, before its time is reserved.
 
@@ -215,9 +224,10 @@ def validate(
         status_url=status_url,
         campaign=draft.campaign,
         wish=wish,
-        event=draft.event,
+        event=draft.series if isinstance(draft, Occurring) else draft.event,
         offset=offset,
         event_at=event_at,
+        event_token=draft.series_token if isinstance(draft, Occurring) else None,
     )
 
 

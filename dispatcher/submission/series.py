@@ -1,0 +1,538 @@
+"""Series: messages that repeat by a rule. Each occurrence is an ordinary draft, booked ahead.
+
+The key of an occurrence has the series' token and the nominal time, so that it is booked once. A
+change gives the series another token: under the earlier one nothing is stored any more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import datetime, timedelta
+from hashlib import sha256
+from itertools import islice
+from secrets import token_hex
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, Field, PlainSerializer, ValidationError
+
+from dispatcher.errors import (
+    DispatcherError,
+    IdempotencyConflict,
+    InvalidValue,
+    StoreUnavailable,
+    Unavailable,
+    load_named,
+    quoted,
+)
+from dispatcher.faults import fault
+from dispatcher.message import Draft, Message, OnUnknown, Status, check_text, reason_of
+from dispatcher.quota import Quota, parse_length
+from dispatcher.reservation.rulebook import RuleBook
+from dispatcher.scope import Scope
+from dispatcher.selection import Selection
+from dispatcher.settings import Settings, refusal
+from dispatcher.store.events import EventChanged
+from dispatcher.store.listing import Listing
+from dispatcher.store.lists import Pauses
+from dispatcher.store.messages import Messages
+from dispatcher.store.schema import PAUSED_EVENT
+from dispatcher.store.series import SeriesRow, SeriesRows
+from dispatcher.submission.changes import Cancellation
+from dispatcher.submission.pipeline import Submitter
+from dispatcher.submission.validation import DraftValidator, Occurring
+from dispatcher.times.clock import MILLISECOND, Clock
+from dispatcher.times.recurrence import Gap, Occurrence, Recurrence, Repeat
+from dispatcher.times.send_time import check_zone, from_ms, to_ms
+from dispatcher.times.zones import rules
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+PREFIX = "series:"
+"""Begins the name of the event of a series, and the keys of its occurrences."""
+LOCAL = "local"
+MAX_NAME = 100
+_AT_ONCE = 1_000
+_ROUNDS = 20
+_LEASE = timedelta(minutes=2)
+_MOST_SKIPPED = 20
+_MOST_JUDGED = 1_000
+_NAMED_EVERY = timedelta(hours=1)
+_CALLABLE = "package.module:callable, which yields (address, zone, data)"
+
+
+def _read_length(value: object) -> object:
+    return parse_length(value) if isinstance(value, str) else value
+
+
+Span = Annotated[
+    timedelta,
+    BeforeValidator(_read_length),
+    PlainSerializer(timedelta.total_seconds),
+    Field(ge=timedelta(0), le=timedelta(days=7)),
+]
+
+
+class Recipient(NamedTuple):
+    """Who gets each occurrence; ``zone`` counts where that of the series is ``"local"``.
+
+    ``data`` is for the series' template, beside its own.
+    """
+
+    recipient: str
+    zone: str | None = None
+    data: dict[str, Any] | None = None
+
+
+class Skipped(NamedTuple):
+    """An occurrence that has no message, by its nominal time, and why."""
+
+    nominal: str
+    reason: str
+
+
+class Series(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
+    """A series as it is stored.
+
+    ``rule`` has the words of RFC 5545; ``start`` is a wall time of ``zone``, or of each recipient's
+    zone where that is ``"local"``. ``recipients`` may be a name in the setting
+    ``series_recipients``. Until ``booked_until`` each occurrence is booked, or is among the last
+    that were ``skipped``. The fields from ``channel`` on are those of its drafts.
+    """
+
+    name: str
+    rule: str
+    start: datetime
+    zone: str
+    gap: Gap = "after"
+    repeat: Repeat = "first"
+    recipients: Annotated[tuple[Recipient, ...], Field(min_length=1, max_length=10_000)] | str
+    spread: Span = timedelta(0)
+    conflict: Literal["shift", "skip", "refuse"] = "skip"
+    window: Span = timedelta(0)
+    missed: Literal["all", "last", "none"] = "last"
+    booked_until: datetime | None = None
+    skipped: tuple[Skipped, ...] = ()
+    channel: str
+    body: dict[str, Any] | None = Field(None, repr=False)
+    template: str | None = None
+    data: dict[str, Any] | None = Field(None, repr=False)
+    scope: str | None = None
+    scopes: dict[str, str] | None = None
+    quiet_hours: str | None = None
+    send_window: str | None = None
+    on_unknown: OnUnknown | None = None
+    expire_after: Annotated[
+        timedelta | None, PlainSerializer(lambda t: t and t.total_seconds())
+    ] = None
+    status_url: str | None = Field(None, repr=False)
+    campaign: str | None = None
+    priority: int | None = None
+    quotas: Literal["none"] | None = None
+
+    @classmethod
+    def of(cls, row: SeriesRow) -> Self:
+        stored = {name: row.definition[name] for name in cls.model_fields if name in row.definition}
+        name = row.name.removeprefix(PREFIX)
+        return cls.model_validate(stored | {"name": name, "booked_until": row.covered})
+
+    def row(
+        self, now: datetime, covered: datetime, replaced: Sequence[tuple[str, str]] = ()
+    ) -> SeriesRow:
+        """Return a row that is due, with another token.
+
+        ``replaced`` are earlier tokens whose occurrences are cancelled from an instant on.
+        """
+        definition = self.model_dump(
+            mode="json", exclude={"name", "booked_until"}, exclude_none=True
+        )
+        definition["replaced"] = replaced
+        return SeriesRow(PREFIX + self.name, token_hex(6), definition, covered, now)
+
+    @property
+    def recurrence(self) -> Recurrence:
+        return Recurrence(self.rule, self.start, self.gap, self.repeat)
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The fields that all drafts share."""
+        shared = {name: getattr(self, name) for name in _SHARED}
+        return {name: value for name, value in shared.items() if value is not None}
+
+
+_SHARED = Series.model_fields.keys() & {field.name for field in fields(Draft)} - {"zone"}
+
+
+@dataclass(kw_only=True)
+class SeriesList:
+    """Keeps series, and books their occurrences. Any number of processes may book."""
+
+    settings: Settings
+    clock: Clock
+    rules: RuleBook
+    series_rows: SeriesRows
+    validator: DraftValidator
+    submitter: Submitter
+    messages: Messages
+    listing: Listing
+    pauses: Pauses
+    cancellation: Cancellation
+
+    def add(self, name: str, wish: Mapping[str, Any]) -> Series:
+        series, now = self._read(name, wish), self.clock.now()
+        if not self.series_rows.add(series.row(now, now)):
+            known = self.get(name)
+            if known.model_copy(update={"booked_until": None, "skipped": ()}) != series:
+                raise InvalidValue(
+                    "name", f"there is a series {quoted(name)}", "another, or change"
+                )
+            return known
+        return series
+
+    def get(self, name: str) -> Series:
+        return Series.of(self._row(name))
+
+    def all(self) -> Iterator[Series]:
+        rows = self.series_rows.all(size=_AT_ONCE)
+        return (Series.of(row) for row in rows if "removed" not in row.definition)
+
+    def change(self, name: str, wish: Mapping[str, Any], since: datetime | None) -> Series:
+        """Change the occurrences from ``since`` on, by default all that are to come.
+
+        What comes within the horizon may be on its way: it stays.
+        """
+        row = self._row(name)
+        now = self.clock.now()
+        earliest = now + self.settings.horizon
+        since = max(since or earliest, earliest)
+        if since > max(row.covered or earliest, earliest):
+            raise InvalidValue("since", f"{since.isoformat()} is not booked yet", "an earlier time")
+        before = Series.of(row)
+        known = before.model_dump(exclude={"name", "booked_until", "skipped"})
+        series = self._read(before.name, known | dict(wish))
+        replaced = [*row.definition["replaced"], (row.token, since.isoformat())]
+        changed = series.row(now, since, replaced)
+        if not self.series_rows.change(row.token, changed):
+            raise StoreUnavailable("another call has changed the series", remedy="try again")
+        fault("series.after_change")
+        self._cancel_replaced(changed)
+        return series
+
+    def remove(self, name: str) -> int:
+        """End a series; return how many of its messages were cancelled."""
+        row = self._row(name)
+        definition = {**row.definition, "removed": True}
+        gone = row._replace(token=token_hex(6), look_at=self.clock.now(), definition=definition)
+        if not self.series_rows.change(row.token, gone):
+            raise StoreUnavailable("another call has changed the series", remedy="try again")
+        fault("series.after_removal")
+        return self._end(gone)
+
+    def _end(self, row: SeriesRow) -> int:
+        cancelled = self._cancel(Selection(event=row.name, status=Status.SCHEDULED))
+        fault("series.after_cancel")
+        self.series_rows.remove(row.name, row.token)
+        return cancelled
+
+    def forget(self, recipient: str) -> None:
+        """Take a recipient out of every list; a series that has no other one ends."""
+        for row in self.series_rows.all(size=_AT_ONCE):
+            listed = row.definition["recipients"]
+            left = [who for who in listed if isinstance(listed, list) and who[0] != recipient]
+            if isinstance(listed, str) or len(left) == len(listed):
+                continue
+            if left:
+                definition = {**row.definition, "recipients": left}
+                self.series_rows.change(row.token, row._replace(definition=definition))
+            else:
+                self.remove(row.name.removeprefix(PREFIX))
+
+    def pause(self, name: str) -> None:
+        self.pauses.add(PAUSED_EVENT, self._row(name).name)
+
+    def resume(self, name: str) -> int:
+        """End a pause; return how many occurrences were missed meanwhile, and are cancelled."""
+        row, now = self._row(name), self.clock.now()
+        missed: defaultdict[str, list[Message]] = defaultdict(list)
+        selection = Selection(event=row.name, status=Status.SCHEDULED, until_at=now)
+        for page in self.listing.pages(selection, size=_AT_ONCE):
+            for message in page:
+                missed[message.recipient].append(message)
+        policy = Series.of(row).missed
+        gone = [
+            message.id
+            for messages in missed.values()
+            for message in _left_out(sorted(messages, key=lambda m: m.send_at), policy)
+        ]
+        self.cancellation.cancel_many(gone, because="missed while its series was paused")
+        self.pauses.end(PAUSED_EVENT, row.name)
+        return len(gone)
+
+    def preview(self, name: str, count: int, zone: str | None) -> list[datetime]:
+        series, now = self.get(name), to_ms(self.clock.now())
+        zone = self._zone(series, zone)
+        return [from_ms(at_ms) for at_ms, _ in series.recurrence.following(zone, now, count)]
+
+    # Booking.
+
+    def book_ahead(self) -> int:
+        """Book what is due to be booked; return how many messages that made."""
+        booked = 0
+        for _ in range(_ROUNDS):
+            now = self.clock.now()
+            rows = self.series_rows.take_due(now, lease=_LEASE, limit=_AT_ONCE)
+            if not rows:
+                break
+            fault("series.after_take")
+            booked += self._book(rows, now)
+        return booked
+
+    def _book(self, rows: Sequence[SeriesRow], now: datetime) -> int:
+        booked, failed = 0, set[str]()
+        opened: dict[str, tuple[Series, set[str]]] = {}
+        skipped = defaultdict[str, list[Skipped]](list)
+        drafts = self._wanted(rows, now, opened, failed)
+        while batch := [*islice(drafts, _AT_ONCE)]:
+            for draft, error in self._submitted(batch):
+                if error is None:
+                    booked += 1
+                elif isinstance(error, EventChanged):
+                    failed.add(draft.series)
+                else:
+                    skipped[draft.series].append(Skipped(draft.nominal, reason_of(error)))
+            fault("series.after_batch")
+        self.series_rows.advance([
+            self._advanced(row, *opened[row.name], now, skipped[row.name])
+            for row in rows if row.name in opened.keys() - failed
+        ])  # fmt: skip
+        return booked
+
+    def _wanted(
+        self,
+        rows: Iterable[SeriesRow],
+        now: datetime,
+        opened: dict[str, tuple[Series, set[str]]],
+        failed: set[str],
+    ) -> Iterator[Occurring]:
+        """Yield what is to be booked; note each series with the zones of its recipients."""
+        for row in rows:
+            try:
+                if "removed" in row.definition:
+                    self._end(row)
+                    continue
+                self._cancel_replaced(row)
+                opened[row.name] = series, zones = Series.of(row), set[str]()
+                yield from self._drafts(row, series, now, zones)
+            except Unavailable:
+                raise
+            except Exception:
+                log.exception("%s was not booked; the next book_ahead tries again", row.name)
+                failed.add(row.name)
+
+    def _submitted(
+        self, batch: Sequence[Occurring]
+    ) -> Iterator[tuple[Occurring, DispatcherError | None]]:
+        """Submit what is not known yet; yield each draft with what refuses it."""
+        known = self.messages.with_keys([draft.idempotency_key or "" for draft in batch])
+        batch = [draft for draft in batch if draft.idempotency_key not in known]
+        results = self.submitter.submit_many(batch, total=None, progress=None)
+        for draft, result in zip(batch, results, strict=True):
+            error = None if isinstance(result, Message) else result.error
+            if isinstance(error, Unavailable) and not isinstance(error, EventChanged):
+                raise error
+            if not isinstance(error, IdempotencyConflict):  # else another pass has booked it
+                yield draft, error
+
+    def _advanced(
+        self,
+        row: SeriesRow,
+        series: Series,
+        zones: Iterable[str],
+        now: datetime,
+        skipped: Sequence[Skipped],
+    ) -> SeriesRow:
+        for one in skipped:
+            log.warning("%s has no message at %s: %s; see its skipped occurrences", row.name, *one)
+        until, recurrence = self._until(series, now), series.recurrence
+        first = [recurrence.first_from(zone, to_ms(until)) for zone in zones]
+        coming = [from_ms(at_ms) for at_ms in first if at_ms is not None]
+        look_at = min(coming) - (until - now) if coming else None
+        if isinstance(series.recipients, str):
+            look_at = now + _NAMED_EVERY
+        kept = (*series.skipped, *skipped)[-_MOST_SKIPPED:]
+        definition = {**row.definition, "skipped": kept, "replaced": []}
+        return row._replace(covered=until, look_at=look_at, definition=definition)
+
+    def _until(self, series: Series, now: datetime) -> datetime:
+        """Return until when a series is booked.
+
+        What a named list has again must be known, also where it was cancelled.
+        """
+        known = self.settings.retention if isinstance(series.recipients, str) else timedelta.max
+        return now + min(self.settings.book_ahead, self.settings.max_horizon, known)
+
+    def _drafts(
+        self, row: SeriesRow, series: Series, now: datetime, zones: set[str]
+    ) -> Iterator[Occurring]:
+        """Yield the occurrences that are to be booked; note the zones of their recipients.
+
+        A named list is read again each time: who is new in it gets all that is to come.
+        """
+        covered, until = row.covered or now, self._until(series, now)
+        recurrence, is_named = series.recurrence, isinstance(series.recipients, str)
+        since = max(min(covered, now) if is_named else covered, now - self.settings.series_catch_up)
+        spans: dict[str, list[Occurrence]] = {}
+        for who in self._recipients(series):
+            zone = self._zone(series, who.zone)
+            if zone not in spans:
+                zones.add(zone)
+                spans[zone] = recurrence.between(zone, to_ms(since), to_ms(until))
+            later = _spread_ms(series, who.recipient)
+            times = [Occurrence(at_ms + later, nominal) for at_ms, nominal in spans[zone]]
+            missed = _left_out([one for one in times if one.at_ms < to_ms(now)], series.missed)
+            of_one = f":{_digest(who.recipient)}" if is_named or len(series.recipients) > 1 else ""
+            for one in times[len(missed) :]:
+                key = f"{PREFIX}{row.token}:{one.nominal}{of_one}"
+                yield Occurring(
+                    **_message(series, who, zone, one, now),
+                    idempotency_key=key,
+                    nominal=one.nominal,
+                    series=row.name,
+                    series_token=row.token,
+                )
+
+    def _recipients(self, series: Series) -> Iterable[Recipient]:
+        if not isinstance(series.recipients, str):
+            return series.recipients
+        path = self.settings.series_recipients[series.recipients]
+        source = load_named(f"series_recipients.{series.recipients}", path, _CALLABLE)
+        return (
+            Recipient(named) if isinstance(named, str) else Recipient(*named) for named in source()
+        )
+
+    def _zone(self, series: Series, zone: str | None) -> str:
+        return (zone or self.settings.zone) if series.zone == LOCAL else series.zone
+
+    def _cancel_replaced(self, row: SeriesRow) -> None:
+        for token, since in row.definition["replaced"]:
+            prefix, from_at = f"{PREFIX}{token}:", datetime.fromisoformat(since)
+            self._cancel(Selection(event=row.name, key_prefix=prefix, from_at=from_at,
+                                   status=Status.SCHEDULED))  # fmt: skip
+
+    def _cancel(self, selection: Selection) -> int:
+        cancelled = 0
+        for ids in self.listing.ids(selection, size=_AT_ONCE):
+            results = self.cancellation.cancel_many(ids, because="its series was changed")
+            cancelled += sum(isinstance(result, Message) for result in results)
+        return cancelled
+
+    def _row(self, name: str) -> SeriesRow:
+        row = self.series_rows.get(PREFIX + check_text("name", name, longest=MAX_NAME))
+        if row is None or "removed" in row.definition:
+            raise InvalidValue("name", f"there is no series {quoted(name)}", "that of a series")
+        return row
+
+    # What callers ask for.
+
+    def _read(self, name: str, wish: Mapping[str, Any]) -> Series:
+        """Validate a series. Raises InvalidValue, and what refuses the first drafts."""
+        of = {"zone": self.settings.zone} | {k: v for k, v in wish.items() if v is not None}
+        rule, until, count = (of.pop(part, None) for part in ("rule", "until", "count"))
+        if "recipient" in of:
+            if "recipients" in of:
+                raise InvalidValue("recipients", "given together with recipient", "one of them")
+            of["recipients"] = [of.pop("recipient")]
+        if not isinstance(of.get("recipients", ""), str):
+            of["recipients"] = [[who] if isinstance(who, str) else who for who in of["recipients"]]
+        if of["zone"] != LOCAL:
+            check_zone(of["zone"])
+        start = of.setdefault("start", self.clock.now().replace(second=0, microsecond=0))
+        try:
+            series = Series(name=check_text("name", name, longest=MAX_NAME), rule="", **of)
+            start = series.start
+            if start.tzinfo is not None:
+                start = start.astimezone(rules(self._zone(series, None))).replace(tzinfo=None)
+            recurrence = Recurrence.parse(
+                rule, start=start, until=until, count=count, gap=series.gap, repeat=series.repeat
+            )
+        except ValidationError as error:
+            wrong = refusal(error, Series.model_fields)
+            field = wrong.field.partition(".")[0]
+            raise InvalidValue(field, wrong.problem, wrong.accepted) from None
+        series = series.model_copy(update={"rule": recurrence.rule, "start": start})
+        self._check(series)
+        return series
+
+    def _check(self, series: Series) -> None:
+        """Refuse what would never be booked; by the first occurrence of each recipient."""
+        now, judged = self.clock.now(), set[str]()
+        if isinstance(series.recipients, str):
+            if series.recipients not in self.settings.series_recipients:
+                accepted = ", ".join(self.settings.series_recipients) or "a list"
+                problem = f"there is no {quoted(series.recipients)} in series_recipients"
+                raise InvalidValue("recipients", problem, accepted)
+            return
+        for who in series.recipients:
+            zone = self._zone(series, who.zone)
+            check_zone(zone, field="recipients")
+            first_ms = series.recurrence.first_from(zone, to_ms(now))
+            if first_ms is None:
+                raise InvalidValue("rule", "has no occurrence from now on", "a rule that has one")
+            draft = Draft(**_message(series, who, zone, Occurrence(first_ms, "Z"), now))
+            sample = replace(draft, send_at=None, send_in=timedelta(0), latest=None)
+            valid = self.validator.validated(sample, now=now)
+            for scope in valid.terms.scopes if zone not in judged else ():
+                self._check_density(series, zone, first_ms, scope)
+            judged.add(zone)
+        if series.conflict == "refuse":
+            drafts = self._drafts(series.row(now, now), series, now, set())
+            if refused := self.submitter.plan(drafts, total=None, progress=None).rejections:
+                raise refused[0].error
+
+    def _check_density(self, series: Series, zone: str, first_ms: int, scope: Scope) -> None:
+        for quota in self.rules.now().quotas(scope.kind, scope.name):
+            if not isinstance(quota, Quota) or quota.count >= _MOST_JUDGED:
+                continue
+            times = series.recurrence.following(zone, first_ms, quota.count + 1)
+            if len(times) > quota.count and times[-1].at_ms - first_ms < quota.length_ms:
+                problem = f"is denser than the quota {quota} of {scope.kind or 'the recipient'}"
+                raise InvalidValue("rule", problem, "a rule that fits every quota")
+
+
+def _message(
+    series: Series, who: Recipient, zone: str, one: Occurrence, now: datetime
+) -> dict[str, Any]:
+    """Return the fields of the draft of an occurrence; one that was missed is due now."""
+    at, time = from_ms(one.at_ms), dict[str, Any]()
+    if at < now:
+        time["send_in"] = timedelta(0)
+    elif one.nominal[-1] == "Z":
+        time["send_at"] = at
+    else:  # it goes by the clocks, and its message keeps that wish
+        local = at.astimezone(rules(zone))
+        time |= {"send_at": local.replace(tzinfo=None), "fold": local.fold}
+    if series.conflict == "shift":
+        time |= {"on_conflict": "shift", "latest": max(at, now) + series.window}
+    message = series.message
+    if who.data is not None:
+        message["data"] = {**message.get("data", {}), **who.data}
+    return {"recipient": who.recipient, "zone": zone, **time, **message}
+
+
+def _left_out(times: Sequence[T], missed: str) -> Sequence[T]:
+    """Return those of the missed times, in order, that get no message."""
+    return {"all": times[:0], "last": times[:-1], "none": times}[missed]
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+def _spread_ms(series: Series, recipient: str) -> int:
+    """Return how long after its nominal time a recipient's occurrence is: always the same."""
+    spread_ms = series.spread // MILLISECOND
+    return int(_digest(f"{series.name}:{recipient}"), 16) % spread_ms if spread_ms else 0

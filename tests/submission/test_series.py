@@ -1,0 +1,253 @@
+"""Series: each occurrence is booked once, ahead of others who ask, whatever dies or changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from dispatcher import DispatcherError, InvalidValue, Message, QuotaExceeded
+from dispatcher.faults import InjectedFault, arm
+from tests.support.house import FAR, House, let_graces_pass
+from tests.support.house_fixtures import Build, on_postgresql
+
+MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+ROOMY = "1000/hour"
+HI = {"text": "{{ who }} {{ of }}"}
+MEMBERS: list[Any] = []
+
+
+def members() -> Iterator[Any]:
+    yield from MEMBERS
+
+
+def add(house: House, name: str = "daily", rule: str = "FREQ=DAILY;BYHOUR=9", **more: Any) -> Any:
+    fields: dict[str, Any] = {"channel": "memory", "body": {}} | more
+    if "recipients" not in fields:
+        fields.setdefault("recipient", "ada")
+    return house.parts.series_list.add(name, {"rule": rule, **fields})
+
+
+def book(house: House, later: timedelta = timedelta(0)) -> int:
+    house.moved.advance(later)
+    return house.parts.series_list.book_ahead()
+
+
+def booked(house: House, name: str = "daily", **wanted: Any) -> list[Message]:
+    wanted = {"status": "scheduled"} | wanted
+    rows = house.dispatcher.select(event=f"series:{name}", **wanted)
+    return sorted(rows, key=lambda message: message.send_at)
+
+
+def walls(messages: list[Message]) -> list[str | None]:
+    return [message.wish and message.wish[:16] for message in messages]
+
+
+def test_occurrences_hold_their_places_and_keep_their_keys(build: Build) -> None:
+    """What was moved or cancelled is not booked again; a stranger finds the place taken."""
+    house = build(quotas="1/hour", zone="Europe/Berlin")
+    add(house)
+    assert book(house) == 35
+    first, second, third, *_ = booked(house)
+    assert walls([first, second]) == ["2100-01-02T09:00", "2100-01-03T09:00"]
+    assert (first.zone, first.send_at.hour) == ("Europe/Berlin", 8)
+    with pytest.raises(QuotaExceeded):
+        house.submit(send_at=first.send_at, recipient="ada")
+    house.dispatcher.cancel(second.id)
+    house.dispatcher.reschedule(third.id, send_at=third.send_at + 3 * HOUR)
+    assert book(house, later=2 * DAY) == 2
+    times = [message.send_at for message in booked(house)]
+    assert second.send_at not in times
+    assert third.send_at not in times
+    assert len(times) == len(set(times)) == 36
+    assert house.dispatcher.verify_windows().equal
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "series.after_take", "series.after_batch", "series.after_change", "series.after_removal",
+        "series.after_cancel",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_pass_or_a_change_that_dies_is_finished_by_the_next(
+    build: Build, point: str, number: int
+) -> None:
+    """Each occurrence exactly once, of the last definition alone."""
+    house = build(quotas=ROOMY)
+    for name in ("daily", "gone"):
+        add(house, name, "FREQ=HOURLY;INTERVAL=12", recipients=["ada", "bob"])
+    series = house.parts.series_list
+    for _ in range(4):
+        arm(f"{point}=raise@{number}")
+        with suppress(InjectedFault, InvalidValue):
+            book(house, later=5 * MINUTE)
+            series.change("daily", {"rule": "FREQ=HOURLY;INTERVAL=8"}, None)
+            series.remove("gone")
+        arm(None)
+    with suppress(InvalidValue):
+        series.change("daily", {"rule": "FREQ=HOURLY;INTERVAL=8"}, None)
+        series.remove("gone")
+    book(house, later=5 * MINUTE)
+    assert booked(house, "gone") == []
+    now = house.clock.now()
+    times = Counter((message.recipient, message.send_at) for message in booked(house))
+    assert set(times.values()) == {1}
+    expected = [
+        from_ for from_ in series.preview("daily", 300, None) if from_ < now - 5 * MINUTE + 35 * DAY
+    ]
+    for who in ("ada", "bob"):
+        assert [at for of, at in sorted(times) if of == who and at > now + MINUTE] == expected
+    let_graces_pass(house)
+    house.reconciled()
+    assert house.dispatcher.verify_windows().equal
+
+
+@on_postgresql
+def test_many_passes_and_changes_at_once(build: Build) -> None:
+    house = build(quotas=ROOMY)
+    for number in range(8):
+        add(house, f"s{number}", recipients=["ada", "bob", "cyd"])
+    series = house.parts.series_list
+
+    def act(number: int) -> None:
+        with suppress(DispatcherError):
+            if number % 4:
+                series.book_ahead()
+            else:
+                series.change(f"s{number % 8}", {"rule": "FREQ=DAILY;BYHOUR=10"}, None)
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(act, range(32)))
+    book(house, later=5 * MINUTE)
+    book(house, later=5 * MINUTE)
+    for number in range(8):
+        of_one = booked(house, f"s{number}")
+        assert len(of_one) == len({(m.recipient, m.send_at) for m in of_one}) == 3 * 35
+        assert {m.send_at.hour for m in of_one} == {9 if number % 4 else 10}
+    assert house.dispatcher.verify_windows().equal
+
+
+def test_a_change_from_a_day_on_leaves_those_before(build: Build) -> None:
+    house = build(quotas=ROOMY)
+    add(house)
+    book(house)
+    house.parts.series_list.change("daily", {"rule": "FREQ=DAILY;BYHOUR=18"}, FAR + 10 * DAY)
+    book(house)
+    hours = [message.send_at.hour for message in booked(house)]
+    assert hours == [9] * 10 + [18] * 25
+    assert book(house, later=DAY) == 1
+
+
+def test_a_paused_series_keeps_its_places_and_misses_what_passes(build: Build) -> None:
+    house = build(quotas=ROOMY)
+    add(house, missed="none")
+    book(house)
+    series = house.parts.series_list
+    series.pause("daily")
+    assert {pause.name for pause in house.dispatcher.pauses()} == {"series:daily"}
+    house.moved.advance(3 * DAY)
+    assert series.resume("daily") == 3
+    assert len(booked(house)) == 32
+    assert house.dispatcher.pauses() == ()
+
+
+@pytest.mark.parametrize(("missed", "number"), [("all", 3), ("last", 1), ("none", 0)])
+def test_missed_occurrences(build: Build, missed: str, number: int) -> None:
+    """Nobody booked for long: of those within series_catch_up as many leave as asked for."""
+    house = build(quotas=ROOMY, series_catch_up="1 day")
+    add(house, rule="FREQ=HOURLY;INTERVAL=8", missed=missed, start="2100-01-01T11:30")
+    book(house)
+    assert book(house, later=40 * DAY) == number + 35 * 3
+    late = [m for m in booked(house) if m.created_at == m.send_at]
+    assert len(late) == number
+
+
+def test_each_recipient_has_its_own_zone_spread_and_data(build: Build) -> None:
+    house = build(
+        quotas=ROOMY, series_recipients={"members": "tests.submission.test_series:members"},
+        channels={"memory": {"transport": "memory", "templates": {"hi": HI}}},
+    )  # fmt: skip
+    MEMBERS[:] = [
+        ("ada", "Asia/Tokyo", {"who": "Ada"}),
+        ("bob", "America/New_York", {"who": "Bob"}),
+    ]
+    add(house, zone="local", recipients="members", template="hi", body=None, data={"of": "us"},
+        spread="30m")  # fmt: skip
+    assert book(house) == 59
+    by_name = {name: [m for m in booked(house) if m.recipient == name] for name in ("ada", "bob")}
+    assert [by_name[name][0].body["text"] for name in by_name] == ["Ada us", "Bob us"]
+    for messages in by_name.values():
+        assert {(wish or "")[11:13] for wish in walls(messages)} == {"09"}
+        assert len({(wish or "")[11:16] for wish in walls(messages)}) == 1
+    assert by_name["ada"][0].send_at.hour == 0
+    MEMBERS[:] = [("cyd", "Asia/Tokyo", {"who": "Cyd"}), *MEMBERS[1:]]
+    assert book(house, later=HOUR) == 30, "who is new gets all that is to come"
+
+
+@pytest.mark.parametrize(
+    ("conflict", "number", "skipped"), [("shift", 35, 0), ("skip", 34, 1), ("refuse", 0, 0)]
+)
+def test_conflicts(build: Build, conflict: str, number: int, skipped: int) -> None:
+    house = build(quotas="1/hour")
+    house.submit(recipient="ada", send_at=FAR.replace(hour=9) + 3 * DAY)
+    if conflict == "refuse":
+        with pytest.raises(QuotaExceeded):
+            add(house, conflict=conflict)
+        assert [*house.parts.series_list.all()] == []
+        return
+    add(house, conflict=conflict, window="2h")
+    assert book(house) == number
+    left = house.parts.series_list.get("daily").skipped
+    assert [(one.nominal, one.reason) for one in left] == [
+        ("2100-01-04T09:00", "QuotaExceeded 1/hour")
+    ] * skipped
+
+
+def test_an_erased_recipient_leaves_every_series(build: Build) -> None:
+    house = build(quotas=ROOMY)
+    add(house, "both", recipients=["ada", "bob"])
+    add(house, "alone")
+    book(house)
+    house.dispatcher.erase("ada")
+    assert [series.name for series in house.parts.series_list.all()] == ["both"]
+    assert {message.recipient for message in booked(house, "both")} == {"bob"}
+    book(house, later=2 * DAY)
+    assert {message.recipient for message in booked(house, "both")} == {"bob"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "match"),
+    [
+        ({"rule": "FREQ=DAILY;BYMONTHDAY=30;BYMONTH=2"}, "rule", "never fires"),
+        ({"rule": "FREQ=DAILY;UNTIL=20500101T000000"}, "rule", "before its start"),
+        ({"rule": "FREQ=SECONDLY"}, "rule", "denser than the quota 5/hour"),
+        ({"zone": "Nowhere"}, "zone", "no zone"),
+        ({"conflict": "perhaps"}, "conflict", "not an accepted value"),
+        ({"window": "1 fortnight"}, "window", "cannot read"),
+        ({"spread": timedelta(days=8)}, "spread", "out of range"),
+        ({"recipient": None}, "recipients", "is missing"),
+        ({"recipients": "nobody"}, "recipients", "no 'nobody'"),
+        ({"recipients": []}, "recipients", "too few"),
+        ({"channel": "pigeon"}, "channel", "no channel"),
+        ({"body": None}, "body", "neither"),
+        ({"start": "soon"}, "start", "time"),
+        ({"colour": "red"}, "colour", "no such"),
+    ],
+)
+def test_what_would_never_be_booked_is_refused(
+    build: Build, fields: dict[str, Any], field: str, match: str
+) -> None:
+    house = build(quotas="5/hour")
+    if "recipients" in fields:
+        fields = {"recipient": None} | fields
+    with pytest.raises(InvalidValue, match=match) as refused:
+        add(house, **fields)
+    assert refused.value.field == field
+    assert [*house.parts.series_list.all()] == []
