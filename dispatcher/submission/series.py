@@ -46,7 +46,7 @@ from dispatcher.submission.validation import DraftValidator, Occurring
 from dispatcher.times.clock import MILLISECOND, Clock
 from dispatcher.times.recurrence import Gap, Occurrence, Recurrence, Repeat
 from dispatcher.times.send_time import check_zone, from_ms, to_ms
-from dispatcher.times.zones import rules
+from dispatcher.times.zones import DAY_MS, rules
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,8 @@ _ROUNDS = 20
 _LEASE = timedelta(minutes=2)
 _MOST_SKIPPED = 20
 _MOST_JUDGED = 1_000
-_NAMED_EVERY = timedelta(hours=1)
+_MOST_A_DAY = 1_440
+_NAMED_EVERY = timedelta(days=1)
 _CALLABLE = "package.module:callable, which yields (address, zone, data)"
 
 
@@ -186,7 +187,8 @@ class SeriesList:
         series, now = self._read(name, wish), self.clock.now()
         if not self.series_rows.add(series.row(now, now)):
             known = self.get(name)
-            if known.model_copy(update={"booked_until": None, "skipped": ()}) != series:
+            again = self._read(name, {"start": known.start} | dict(wish))
+            if known.model_copy(update={"booked_until": None, "skipped": ()}) != again:
                 raise InvalidValue(
                     "name", f"there is a series {quoted(name)}", "another, or change"
                 )
@@ -207,15 +209,15 @@ class SeriesList:
         """
         row = self._row(name)
         now = self.clock.now()
-        earliest = now + self.settings.horizon
+        covered, earliest = row.covered or now, now + self.settings.horizon
         since = max(since or earliest, earliest)
-        if since > max(row.covered or earliest, earliest):
+        if since > max(covered, earliest):
             raise InvalidValue("since", f"{since.isoformat()} is not booked yet", "an earlier time")
         before = Series.of(row)
         known = before.model_dump(exclude={"name", "booked_until", "skipped"})
         series = self._read(before.name, known | dict(wish))
         replaced = [*row.definition["replaced"], (row.token, since.isoformat())]
-        changed = series.row(now, since, replaced)
+        changed = series.row(now, min(since, covered), replaced)
         if not self.series_rows.change(row.token, changed):
             raise StoreUnavailable("another call has changed the series", remedy="try again")
         fault("series.after_change")
@@ -365,7 +367,8 @@ class SeriesList:
             look_at = now + _NAMED_EVERY
         kept = (*series.skipped, *skipped)[-_MOST_SKIPPED:]
         definition = {**row.definition, "skipped": kept, "replaced": []}
-        return row._replace(covered=until, look_at=look_at, definition=definition)
+        covered = max(until, row.covered or until)
+        return row._replace(covered=covered, look_at=look_at, definition=definition)
 
     def _until(self, series: Series, now: datetime) -> datetime:
         """Return until when a series is booked.
@@ -494,6 +497,8 @@ class SeriesList:
                 raise refused[0].error
 
     def _check_density(self, series: Series, zone: str, first_ms: int, scope: Scope) -> None:
+        if len(series.recurrence.between(zone, first_ms, first_ms + DAY_MS)) > _MOST_A_DAY:
+            raise InvalidValue("rule", f"has more than {_MOST_A_DAY} times a day", "fewer")
         for quota in self.rules.now().quotas(scope.kind, scope.name):
             if not isinstance(quota, Quota) or quota.count >= _MOST_JUDGED:
                 continue

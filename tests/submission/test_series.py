@@ -134,6 +134,15 @@ def test_many_passes_and_changes_at_once(build: Build) -> None:
     assert house.dispatcher.verify_windows().equal
 
 
+def test_a_series_may_be_added_again_as_it_is(build: Build) -> None:
+    house = build(quotas=ROOMY)
+    first = add(house)
+    book(house, later=DAY)
+    assert add(house).model_copy(update={"booked_until": None}) == first
+    with pytest.raises(InvalidValue, match="there is a series"):
+        add(house, rule="FREQ=DAILY;BYHOUR=10")
+
+
 def test_a_change_from_a_day_on_leaves_those_before(build: Build) -> None:
     house = build(quotas=ROOMY)
     add(house)
@@ -188,7 +197,8 @@ def test_each_recipient_has_its_own_zone_spread_and_data(build: Build) -> None:
         assert len({(wish or "")[11:16] for wish in walls(messages)}) == 1
     assert by_name["ada"][0].send_at.hour == 0
     MEMBERS[:] = [("cyd", "Asia/Tokyo", {"who": "Cyd"}), *MEMBERS[1:]]
-    assert book(house, later=HOUR) == 30, "who is new gets all that is to come"
+    assert book(house, later=HOUR) == 0
+    assert book(house, later=DAY) == 31, "who is new gets all that is to come"
 
 
 @pytest.mark.parametrize(
@@ -227,7 +237,8 @@ def test_an_erased_recipient_leaves_every_series(build: Build) -> None:
     [
         ({"rule": "FREQ=DAILY;BYMONTHDAY=30;BYMONTH=2"}, "rule", "never fires"),
         ({"rule": "FREQ=DAILY;UNTIL=20500101T000000"}, "rule", "before its start"),
-        ({"rule": "FREQ=SECONDLY"}, "rule", "denser than the quota 5/hour"),
+        ({"rule": "FREQ=MINUTELY"}, "rule", "denser than the quota 5/hour"),
+        ({"rule": "FREQ=SECONDLY;INTERVAL=59"}, "rule", "more than 1440 times a day"),
         ({"zone": "Nowhere"}, "zone", "no zone"),
         ({"conflict": "perhaps"}, "conflict", "not an accepted value"),
         ({"window": "1 fortnight"}, "window", "cannot read"),
