@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
+from random import Random
 from typing import Any
 
 import pytest
 
 from dispatcher import DispatcherError, InvalidValue, Message, QuotaExceeded
 from dispatcher.faults import InjectedFault, arm
+from tests.support.examples import examples
 from tests.support.house import FAR, House, let_graces_pass
 from tests.support.house_fixtures import Build, on_postgresql
 
@@ -20,6 +22,10 @@ MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 ROOMY = "1000/hour"
 HI = {"text": "{{ who }} {{ of }}"}
 MEMBERS: list[Any] = []
+DEATHS = (
+    "series.after_take", "series.after_batch", "submit.before_reserve", "submit.after_reserve",
+    "submit.after_commit",
+)  # fmt: skip
 
 
 def members() -> Iterator[Any]:
@@ -107,6 +113,33 @@ def test_a_pass_or_a_change_that_dies_is_finished_by_the_next(
     let_graces_pass(house)
     house.reconciled()
     assert house.dispatcher.verify_windows().equal
+
+
+def test_each_occurrence_is_booked_once_however_often_a_pass_dies(build: Build) -> None:
+    """Every other of 200 passes, a day apart."""
+    house = build(quotas=ROOMY, book_ahead="12 days", max_horizon="9 years")
+    for name, rule in (("daily", "FREQ=DAILY;BYHOUR=9"), ("often", "FREQ=HOURLY;INTERVAL=11")):
+        add(house, name, rule, recipients=["ada", "bob"])
+    book(house)
+    chance = Random(7)  # noqa: S311 - repeatable
+    days = examples(200)
+    for _ in range(days):
+        arm(chance.choice((None, f"{chance.choice(DEATHS)}=raise")))
+        with suppress(InjectedFault):
+            book(house, later=DAY)
+        arm(None)
+    house.reconciled()
+    book(house, later=DAY)
+    for name, hours in (("daily", 24), ("often", 11)):
+        of_one = Counter((m.recipient, m.send_at) for m in booked(house, name))
+        first = min(at for _, at in of_one)
+        number = int((FAR + (days + 13) * DAY - first) / timedelta(hours=hours)) + 1
+        assert set(of_one.values()) == {1}
+        assert [at for who, at in sorted(of_one) if who == "ada"] == [
+            first + n * timedelta(hours=hours) for n in range(number)
+        ]
+    let_graces_pass(house)
+    assert house.reconciled().dispatcher.verify_windows().equal
 
 
 @on_postgresql
