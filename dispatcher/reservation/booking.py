@@ -48,17 +48,20 @@ def is_planned_id(message_id: UUID) -> bool:
 class Submit:
     """One call of submit with an idempotency key. Duplicate submits share the ``name``.
 
-    ``supersedes`` is the message that ended unsent and had the key; its submits do not count.
+    ``supersedes`` is the message that ended unsent and had the key; its submits do not count. Those
+    that have read an event before it moved want another time, and have another ``event_token``.
     """
 
     key: str
     fingerprint: str
     token: str = field(default_factory=lambda: uuid4().hex)
     supersedes: UUID | None = None
+    event_token: str | None = None
 
     @property
     def name(self) -> str:
-        return self.key if self.supersedes is None else f"{self.key}\0{self.supersedes}"
+        name = self.key if self.supersedes is None else f"{self.key}\0{self.supersedes}"
+        return name if self.event_token is None else f"{name}\0\0{self.event_token}"
 
 
 class Leg(NamedTuple):

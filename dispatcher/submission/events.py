@@ -140,8 +140,9 @@ class EventList:
                 late.append(row.message.id)
                 continue
             if send_at < now and past == "now":
-                send_at = send_time.after(timedelta(0), now=now)
-            new_time = NewTime(send_at=send_at, on_conflict=on_conflict)
+                new_time = NewTime(send_in=timedelta(0), on_conflict=on_conflict)
+            else:
+                new_time = NewTime(send_at=send_at, on_conflict=on_conflict)
             move = self.changes.valid_move(row.message.id, row, new_time, None)
             move.valid = move.valid._replace(wish=row.message.wish)
             moves.append(move)

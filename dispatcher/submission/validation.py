@@ -114,7 +114,12 @@ class ValidDraft(NamedTuple):
         latest_ms = asked_ms if self.latest is None else max(asked_ms, to_ms(self.latest))
         submit = None
         if self.idempotency_key is not None:
-            submit = Submit(self.idempotency_key, self.fingerprint or "", supersedes=supersedes)
+            submit = Submit(
+                self.idempotency_key,
+                self.fingerprint or "",
+                supersedes=supersedes,
+                event_token=self.event_token,
+            )
         return BookingRequest(message_id, self.terms, asked_ms, latest_ms, submit, tail)
 
     def expiry(self, send_at: datetime) -> datetime | None:

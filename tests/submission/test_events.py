@@ -210,6 +210,21 @@ def test_a_repeat_after_a_move_is_the_same_draft(house: House) -> None:
         remind(house, idempotency_key="k")
 
 
+def test_a_repeat_takes_no_place_of_one_that_read_the_event_before_its_move(house: House) -> None:
+    """The first has booked the old time under the key, and not stored it yet."""
+    house.dispatcher.events.set(EVENT, AT)
+    told: list[Message] = []
+
+    def meet() -> None:
+        change_token(house, at=AT + DAY)
+        told.append(remind(house, idempotency_key="k"))
+
+    house.between("own_transaction", "reservations", after={"reserve": once(meet)})
+    assert remind(house, idempotency_key="k") == told[0]
+    assert told[0].send_at == AT + DAY - HOUR
+    stand_right(house)
+
+
 @pytest.mark.every_database
 def test_a_refused_submit_leaves_no_new_event(house: House) -> None:
     house.submit(send_at=AT - HOUR)
