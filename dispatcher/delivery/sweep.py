@@ -207,8 +207,9 @@ class Sweep:
         return in_batches(tell)
 
     def prune(self) -> int:
-        """Delete messages that ended longer ago than the retention, whole days at once."""
+        """Delete what ended longer ago than the retention: messages, whole days at once; events."""
         keep = self.settings.retention
+        self.store.prune_events(older_than=keep)
         try:
             days = self.store.keep_days(older_than=keep)
         except StoreUnavailable as error:

@@ -322,6 +322,13 @@ class StoreMaintenance:
         fault("prune.after_batch")
         return deleted
 
+    def prune_events(self, *, older_than: timedelta) -> None:
+        """Delete events that were longer ago, where none of their messages has yet to be sent."""
+        messages, event = self._tables.messages.c, self._tables.events.c
+        to_come = sa.exists().where(messages.event == event.name, messages.finished_at.is_(None))
+        old = (event.at < later(database_now(), -older_than), event.definition.is_(None))
+        self._database.execute(sa.delete(self._tables.events).where(*old, ~to_come))
+
     def keep_days(self, *, older_than: timedelta) -> list[date]:
         database = self._database
         return database.run(

@@ -471,6 +471,21 @@ def test_a_move_that_dies_has_moved_all_or_none(
         Status.CANCELLED: 3}}  # fmt: skip
 
 
+@pytest.mark.every_database
+def test_an_event_is_deleted_once_it_is_past_and_nothing_of_it_is_to_come(build: Build) -> None:
+    house = build(clock=hour_ago())
+    events, long_ago = house.dispatcher.events, house.clock.now() - 400 * DAY
+    for name in ("past", "follows"):
+        events.set(name, long_ago)
+    events.set("new", house.clock.now())
+    house.submit(send_at=None, event="follows", offset="500 days")
+    house.parts.sweep.prune()
+    assert events.get("follows").at == events.get("follows").at == long_ago
+    assert events.get("new")
+    with pytest.raises(InvalidDraft, match="there is no event"):
+        events.get("past")
+
+
 def test_events_can_be_awaited(house: House) -> None:
     async def calls() -> None:
         events = house.dispatcher.events
