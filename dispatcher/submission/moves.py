@@ -149,7 +149,7 @@ class Moves:
         """
         began = self.clock.monotonic()
         moving = [move for move in moves if not move.keeps_its_time]
-        answers = self.windows.move_many(_together(moving))
+        answers = self.windows.move_many(self._together(moving))
         for move, answer in zip(moving, answers, strict=True):
             move.answer = answer
         booked = [answer for answer in answers if isinstance(answer, Slot)]
@@ -171,6 +171,29 @@ class Moves:
             move.row = None if rows is None else rows.get(move.before.message.id)
         self._settle(moves, began)
         return rows is not None
+
+    def _together(self, moves: Sequence[Move]) -> list[BookingRequest]:
+        """Return the requests of messages that move together, each with those that leave near it.
+
+        Those whose old time a quota of a common scope could count, and of them the nearest: a
+        script looks for each in every window.
+        """
+        requests, rules = [move.request for move in moves], self.rules.latest
+        present: defaultdict[Scope, list[tuple[int, bytes]]] = defaultdict(list)
+        for move, request in zip(moves, requests, strict=True):
+            for scope in request.terms.scopes:
+                present[scope].append((to_ms(move.before.message.send_at), request.member))
+        together = []
+        for request in requests:
+            asked_ms, near = request.asked_ms, set[tuple[int, bytes]]()
+            for scope in request.terms.scopes:
+                reach_ms = longest_ms(rules.quotas(scope.kind, scope.name))
+                from_ms, until_ms = asked_ms - reach_ms, request.latest_ms + reach_ms
+                near.update(one for one in present[scope] if from_ms < one[0] < until_ms)
+            near = {one for one in near if one[1] != request.member}
+            nearest = nsmallest(_MOST_LEAVING, near, key=lambda one: abs(one[0] - asked_ms))
+            together.append(request._replace(leaving=tuple(member for _, member in nearest)))
+        return together
 
     def _settle(self, changing: Sequence[Move], began: float) -> None:
         """Release of both reservations the one that lost; give those that won their results."""
@@ -281,23 +304,3 @@ class Moves:
                 "be exceeded; run `dispatcher windows verify`", restored,
             )  # fmt: skip
         return restored is not None
-
-
-def _together(moves: Sequence[Move]) -> list[BookingRequest]:
-    """Return the requests of messages that are moved together, each with those that leave near it.
-
-    Only the nearest of those that share a scope with it: a script looks for each in every window.
-    """
-    requests = [move.request for move in moves]
-    present: defaultdict[Scope, list[tuple[int, bytes]]] = defaultdict(list)
-    for move, request in zip(moves, requests, strict=True):
-        for scope in request.terms.scopes:
-            present[scope].append((to_ms(move.before.message.send_at), request.member))
-    together = []
-    for request in requests:
-        asked_ms = request.asked_ms
-        near = {leaving for scope in request.terms.scopes for leaving in present[scope]}
-        nearest = nsmallest(_MOST_LEAVING, near, key=lambda leaving: abs(leaving[0] - asked_ms))
-        leaving = tuple(member for _, member in nearest if member != request.member)
-        together.append(request._replace(leaving=leaving))
-    return together

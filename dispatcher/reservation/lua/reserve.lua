@@ -109,6 +109,7 @@ while ARGV[position] do
           if not duplicates and ARGV[position + 7] ~= '' then
             leaving = cmsgpack.unpack(ARGV[position + 7])
             leaving[#leaving + 1] = present
+            counted = counted + #leaving * #missing
           end
           at, reply = without(missing, leaving, function()
             return find_slot(missing, rules, mine.blackouts, asked, latest)
