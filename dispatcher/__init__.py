@@ -12,7 +12,7 @@ if typing.TYPE_CHECKING:
     from dispatcher.body_types import Channel
     from dispatcher.celery.install import install
     from dispatcher.channel import ChannelSettings
-    from dispatcher.client import Dispatcher, Events
+    from dispatcher.client import Dispatcher, Events, SeriesCalls, SeriesFields
     from dispatcher.errors import (
         BatchRefused,
         DeliveryError,
@@ -74,6 +74,7 @@ if typing.TYPE_CHECKING:
     from dispatcher.submission.lists import Erased
     from dispatcher.submission.quotas import ScopeQuotas
     from dispatcher.submission.reads import Reservation, Story
+    from dispatcher.submission.series import Recipient, Series, Skipped
     from dispatcher.telemetry.liveness import Sign
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
@@ -126,14 +127,19 @@ __all__ = [
     "QueueUnavailable",
     "QuietHours",
     "QuotaExceeded",
+    "Recipient",
     "Refusals",
     "Rejection",
     "Reservation",
     "ReservationsUnavailable",
     "RuleRefusals",
     "ScopeQuotas",
+    "Series",
+    "SeriesCalls",
+    "SeriesFields",
     "Settings",
     "Sign",
+    "Skipped",
     "SlotRefused",
     "Status",
     "StoreUnavailable",
@@ -157,7 +163,7 @@ _MODULES = (
     "limiters.permits", "reservation.refusals", "reservation.timeline", "client",
     "operations.overview", "operations.verification",
     "store.listing", "store.lists", "submission.lists", "submission.quotas", "submission.reads",
-    "telemetry.liveness",
+    "submission.series", "telemetry.liveness",
 )  # fmt: skip
 """The modules of the public names, the light ones first: the first use of a name looks for it."""
 

@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from functools import partial, wraps
 from itertools import islice
 from threading import Lock
@@ -31,6 +31,7 @@ from typing import (
     NoReturn,
     ParamSpec,
     Self,
+    TypedDict,
     TypeVar,
     Unpack,
     cast,
@@ -73,6 +74,7 @@ from dispatcher.submission.lists import Erased
 from dispatcher.submission.pipeline import LazyResults, OnProgress, Result
 from dispatcher.submission.quotas import ScopeQuotas
 from dispatcher.submission.reads import Story
+from dispatcher.submission.series import Recipient, Series
 from dispatcher.submission.validation import (
     checked_scopes,
     known_channel,
@@ -81,6 +83,7 @@ from dispatcher.submission.validation import (
 )
 from dispatcher.times import send_time
 from dispatcher.times.clock import Clock
+from dispatcher.times.recurrence import Gap, Repeat
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -91,7 +94,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Self_ = TypeVar("Self_", bound="Dispatcher | Events")
+Self_ = TypeVar("Self_", bound="Dispatcher | Events | SeriesCalls")
 SendTime = datetime | str
 
 _MOST_FOUND = 10_000
@@ -222,6 +225,146 @@ class Events:
     acancel = awaited(cancel)
 
 
+class SeriesFields(TypedDict, total=False):
+    """The fields of a series beside its rule and channel. One that is None has its default.
+
+    It is for one ``recipient``, or for ``recipients``: addresses or
+    :class:`~dispatcher.Recipient`, at most 10,000, or a name in the setting ``series_recipients``.
+    ``zone`` is by default that of the settings, and ``"local"`` is that of each recipient.
+    ``start``, by default this minute, and ``until`` are datetimes or texts in ISO 8601, without an
+    offset by the clocks of ``zone``; ``until`` or ``count`` (occurrences) end a rule that does not
+    end itself. Where clocks skip the time of an occurrence, ``gap`` says when it is (``"after"``:
+    as much later), where they show it twice ``repeat`` (``"first"``).
+
+    ``spread``, up to 7 days as a timedelta or ``"30 minutes"``, moves each recipient by a length of
+    its own below it. An occurrence that does not fit a quota is left out (``conflict="skip"``), or
+    takes the next slot within ``window``, up to 7 days (``"shift"``); with ``"refuse"`` such a
+    series is refused, and later ones are left out. Of occurrences that nobody booked in time
+    ``missed`` books the ``"last"``, ``"all"`` of the setting ``series_catch_up``, or ``"none"``.
+    The others are those of :meth:`Dispatcher.submit`.
+    """
+
+    recipient: str | None
+    recipients: Iterable[str | Recipient | Sequence[Any]] | str | None
+    body: Mapping[str, Any] | None
+    template: str | None
+    data: Mapping[str, Any] | None
+    start: SendTime | None
+    until: SendTime | None
+    count: int | None
+    zone: str | None
+    gap: Gap | None
+    repeat: Repeat | None
+    spread: timedelta | str | None
+    conflict: Literal["shift", "skip", "refuse"] | None
+    window: timedelta | str | None
+    missed: Literal["all", "last", "none"] | None
+    scope: str | None
+    scopes: Mapping[str, str] | None
+    quiet_hours: str | None
+    send_window: str | None
+    on_unknown: OnUnknown | None
+    expire_after: timedelta | None
+    status_url: str | None
+    campaign: str | None
+    priority: int | None
+    quotas: Literal["none"] | None
+
+
+class SeriesCalls:
+    """Messages that repeat by a rule: the calls of ``dispatcher.series``.
+
+    Occurrences are ordinary messages, of the event ``series:<name>``. The sweep, which beat runs,
+    books them within a second of the call for the length of the setting ``book_ahead``, and each
+    later one when it comes that near: exactly one message for each, whatever process dies. From
+    then on they hold their places. One that was moved, cancelled or changed by hand is not booked
+    again.
+
+    A call with a name that no series has raises InvalidValue.
+    """
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.dispatcher = dispatcher
+
+    def add(self, name: str, rule: str, *, channel: str, **fields: Unpack[SeriesFields]) -> Series:
+        """Add a series, with a name of at most 100 characters; the same one again is returned.
+
+        ``rule`` is an RRULE of RFC 5545, or lines of RRULE, RDATE and EXDATE, or cron of five
+        fields (``"0 9 * * mon-fri"``). Raises InvalidValue for a field, for a name that a
+        different series has, and for a rule that never fires or is denser than a quota; what
+        :meth:`Dispatcher.submit` raises for the first message of a recipient, but not for its time;
+        and QuotaExceeded or QuietHours with ``conflict="refuse"``.
+        """
+        return self.dispatcher._app.series_list.add(
+            name, {"rule": rule, "channel": channel, **fields}
+        )
+
+    def get(self, name: str) -> Series:
+        """Return a series."""
+        return self.dispatcher._app.series_list.get(name)
+
+    def change(
+        self,
+        name: str,
+        since: SendTime | date | None = None,
+        *,
+        rule: str | None = None,
+        channel: str | None = None,
+        **fields: Unpack[SeriesFields],
+    ) -> Series:
+        """Change the occurrences from ``since`` on, by default all that are not due already.
+
+        Scheduled messages from then on are cancelled, and booked anew within a second, also those
+        that were moved by hand; a place that another message takes meanwhile is lost. What comes
+        within the setting ``horizon`` stays, and ``since`` may lie up to the end of ``book_ahead``.
+        Fields that are not named stay; ``until`` and ``count`` need the ``rule``. Raises like
+        :meth:`add`, and StoreUnavailable where another call has changed it meanwhile.
+        """
+        named = {"rule": rule, "channel": channel}
+        wish = {field: value for field, value in named.items() if value is not None} | fields
+        return self.dispatcher._app.series_list.change(name, wish, since)
+
+    def remove(self, name: str) -> int:
+        """End a series: cancel its scheduled messages, and return how many those were.
+
+        Where the process dies meanwhile, the sweep cancels the others.
+        """
+        return self.dispatcher._app.series_list.remove(name)
+
+    def pause(self, name: str) -> None:
+        """Send nothing of a series until it is resumed. Its messages keep their places."""
+        self.dispatcher._app.series_list.pause(name)
+
+    def resume(self, name: str) -> int:
+        """End a pause. Return how many messages were missed, and are cancelled: see ``missed``."""
+        return self.dispatcher._app.series_list.resume(name)
+
+    def preview(self, name: str, count: int = 10, zone: str | None = None) -> list[datetime]:
+        """Return the next instants by the rule, at most 10,000: no quota or ``spread`` counts.
+
+        ``zone`` is that of a recipient, for a series in ``"local"``.
+        """
+        _check_limit(count, "count")
+        return self.dispatcher._app.series_list.preview(name, count, plain(zone))
+
+    def list(self, *, limit: int = 1_000, after: str | None = None) -> list[Series]:
+        """Return series in the order of their names, at most 10,000.
+
+        ``after`` is the name of the last one of the page before.
+        """
+        _check_limit(limit)
+        return [*islice(self.dispatcher._app.series_list.all(after), limit)]
+
+    aadd = awaited(add)
+    aget = awaited(get)
+    achange = awaited(change)
+    aremove = awaited(remove)
+    apause = awaited(pause)
+    aresume = awaited(resume)
+    apreview = awaited(preview)
+    alist = awaited(list)  # noqa: A003 - the method
+
+
 class Dispatcher:
     """Submits messages, looks them up, changes and cancels them.
 
@@ -331,6 +474,11 @@ class Dispatcher:
     def events(self) -> Events:
         """The events that messages remind of: set, move and cancel them."""
         return Events(self)
+
+    @property
+    def series(self) -> SeriesCalls:
+        """The series: messages that repeat by a rule."""
+        return SeriesCalls(self)
 
     # Submit.
 
@@ -1205,6 +1353,6 @@ def _overridden(drafts: Iterable[Draft], on_conflict: OnConflict | None) -> Iter
     )
 
 
-def _check_limit(limit: object) -> None:
+def _check_limit(limit: object, field: str = "limit") -> None:
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= _MOST_FOUND:
-        raise InvalidDraft("limit", quoted(limit), f"1 to {_MOST_FOUND}")
+        raise InvalidDraft(field, quoted(limit), f"1 to {_MOST_FOUND}")

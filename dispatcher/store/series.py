@@ -45,9 +45,9 @@ class SeriesRows:
         rows = self._database.read(select(*self._columns).where(self._table.c.name == name))
         return SeriesRow._make(rows[0]) if rows and rows[0].definition is not None else None
 
-    def all(self, *, size: int) -> Iterator[SeriesRow]:
+    def all(self, *, size: int, after: str = "") -> Iterator[SeriesRow]:
         row = self._table.c
-        query = select(*self._columns).where(row.definition.is_not(None))
+        query = select(*self._columns).where(row.definition.is_not(None), row.name > after)
         for page in pages(self._database.read, query, (row.name,), size):
             yield from map(SeriesRow._make, page)
 

@@ -10,7 +10,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from hashlib import sha256
 from itertools import islice
 from secrets import token_hex
@@ -45,7 +45,13 @@ from dispatcher.submission.pipeline import Submitter
 from dispatcher.submission.validation import DraftValidator, Occurring
 from dispatcher.times.clock import MILLISECOND, Clock
 from dispatcher.times.recurrence import Gap, Occurrence, Recurrence, Repeat
-from dispatcher.times.send_time import check_zone, from_ms, to_ms
+from dispatcher.times.send_time import (
+    check_zone,
+    from_ms,
+    parse_time_or_date,
+    to_ms,
+    wall_or_instant,
+)
 from dispatcher.times.zones import DAY_MS, rules
 
 log = logging.getLogger(__name__)
@@ -64,6 +70,8 @@ _MOST_JUDGED = 1_000
 _MOST_A_DAY = 1_440
 _NAMED_EVERY = timedelta(days=1)
 _CALLABLE = "package.module:callable, which yields (address, zone, data)"
+_INSTEAD = {"recipient": "recipients", "body": "template", "template": "body"}
+"""What a change of one field takes away."""
 
 
 def _read_length(value: object) -> object:
@@ -185,7 +193,8 @@ class SeriesList:
 
     def add(self, name: str, wish: Mapping[str, Any]) -> Series:
         series, now = self._read(name, wish), self.clock.now()
-        if not self.series_rows.add(series.row(now, now)):
+        row = series.row(now, now)
+        if not self.series_rows.add(row):
             known = self.get(name)
             again = self._read(name, {"start": known.start} | dict(wish))
             if known.model_copy(update={"booked_until": None, "skipped": ()}) != again:
@@ -193,28 +202,36 @@ class SeriesList:
                     "name", f"there is a series {quoted(name)}", "another, or change"
                 )
             return known
-        return series
+        return Series.of(row)
 
     def get(self, name: str) -> Series:
         return Series.of(self._row(name))
 
-    def all(self) -> Iterator[Series]:
-        rows = self.series_rows.all(size=_AT_ONCE)
+    def all(self, after: str | None = None) -> Iterator[Series]:
+        begin = "" if after is None else PREFIX + check_text("after", after, longest=MAX_NAME)
+        rows = self.series_rows.all(size=_AT_ONCE, after=begin)
         return (Series.of(row) for row in rows if "removed" not in row.definition)
 
-    def change(self, name: str, wish: Mapping[str, Any], since: datetime | None) -> Series:
+    def change(
+        self, name: str, wish: Mapping[str, Any], since: datetime | date | str | None
+    ) -> Series:
         """Change the occurrences from ``since`` on, by default all that are to come.
 
         What comes within the horizon may be on its way: it stays.
         """
         row = self._row(name)
         now = self.clock.now()
+        before = Series.of(row)
         covered, earliest = row.covered or now, now + self.settings.horizon
+        if since is not None:
+            since = parse_time_or_date(since, zone=self._zone(before, None), field="since")
         since = max(since or earliest, earliest)
         if since > max(covered, earliest):
             raise InvalidValue("since", f"{since.isoformat()} is not booked yet", "an earlier time")
-        before = Series.of(row)
         known = before.model_dump(exclude={"name", "booked_until", "skipped"})
+        for field, instead in _INSTEAD.items():
+            if wish.get(field) is not None:
+                del known[instead]
         series = self._read(before.name, known | dict(wish))
         replaced = [*row.definition["replaced"], (row.token, since.isoformat())]
         changed = series.row(now, min(since, covered), replaced)
@@ -222,7 +239,7 @@ class SeriesList:
             raise StoreUnavailable("another call has changed the series", remedy="try again")
         fault("series.after_change")
         self._cancel_replaced(changed)
-        return series
+        return Series.of(changed)
 
     def remove(self, name: str) -> int:
         """End a series; return how many of its messages were cancelled."""
@@ -449,11 +466,16 @@ class SeriesList:
             if "recipients" in of:
                 raise InvalidValue("recipients", "given together with recipient", "one of them")
             of["recipients"] = [of.pop("recipient")]
-        if not isinstance(of.get("recipients", ""), str):
-            of["recipients"] = [[who] if isinstance(who, str) else who for who in of["recipients"]]
-        if of["zone"] != LOCAL:
+        recipients = of.get("recipients", "")
+        if not isinstance(recipients, str) and isinstance(recipients, Iterable):
+            of["recipients"] = [[who] if isinstance(who, str) else who for who in recipients]
+        if not (isinstance(of["zone"], str) and of["zone"] == LOCAL):
             check_zone(of["zone"])
         start = of.setdefault("start", self.clock.now().replace(second=0, microsecond=0))
+        of["start"], until = (
+            wall_or_instant(moment, field) if isinstance(moment, str) else moment
+            for field, moment in (("start", start), ("until", until))
+        )
         try:
             series = Series(name=check_text("name", name, longest=MAX_NAME), rule="", **of)
             start = series.start

@@ -23,7 +23,16 @@ from dateutil import rrule
 from dispatcher.errors import InvalidValue, plain, quoted
 from dispatcher.times import zones
 from dispatcher.times.clock import MILLISECOND
-from dispatcher.times.rules import BY_ELAPSED_TIME, MAX_TEXT, Lines, Rule, basic, read, refusal
+from dispatcher.times.rules import (
+    BY_ELAPSED_TIME,
+    MAX_COUNT,
+    MAX_TEXT,
+    Lines,
+    Rule,
+    basic,
+    read,
+    refusal,
+)
 from dispatcher.times.zones import DAY_MS
 
 Gap = Literal["after", "before", "skip"]
@@ -101,7 +110,9 @@ class Recurrence:
         cls("", start, gap, repeat)
         if not isinstance(text, str) or len(text) > MAX_TEXT:
             raise refusal(f"is no text of at most {MAX_TEXT:,} characters")
-        ends = "" if count is None else f";COUNT={plain(count)}"
+        if count is not None and not (isinstance(count, int) and count <= MAX_COUNT):
+            raise refusal(f"has {quoted(count)} as COUNT, not a number up to {MAX_COUNT:,}")
+        ends = "" if count is None else f";COUNT={count}"
         if until is not None:
             if not isinstance(until, datetime):
                 raise refusal(f"has {quoted(until)} as UNTIL, which is no datetime")

@@ -54,7 +54,7 @@ def parse(
         excess = value.microsecond % 1_000
         return value + timedelta(microseconds=1_000 - excess) if excess else value
     with _readable(value, field, ACCEPTED, "a time of the years 1 to 9999"):
-        moment = _read(value, field)
+        moment = wall_or_instant(value, field)
         if moment.tzinfo is UTC:
             return _whole_milliseconds(moment)
         if moment.utcoffset() is None:
@@ -189,7 +189,8 @@ def as_text(instant: datetime) -> str:
     return instant.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _read(value: datetime | str, field: str) -> datetime:
+def wall_or_instant(value: datetime | str, field: str) -> datetime:
+    """Return an aware or a naive datetime. Raises InvalidSendTime where it cannot be read."""
     if isinstance(value, datetime):
         return value
     if not isinstance(value, str):

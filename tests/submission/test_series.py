@@ -171,7 +171,7 @@ def test_a_series_may_be_added_again_as_it_is(build: Build) -> None:
     house = build(quotas=ROOMY)
     first = add(house)
     book(house, later=DAY)
-    assert add(house).model_copy(update={"booked_until": None}) == first
+    assert add(house).model_copy(update={"booked_until": first.booked_until}) == first
     with pytest.raises(InvalidValue, match="there is a series"):
         add(house, rule="FREQ=DAILY;BYHOUR=10")
 

@@ -6,6 +6,7 @@ The front door has no servers here: what reaches one is Unavailable.
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from functools import partial
@@ -17,7 +18,15 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from dispatcher import Dispatcher, Events, InvalidValue, Settings, errors
+from dispatcher import (
+    Dispatcher,
+    Events,
+    InvalidValue,
+    SeriesCalls,
+    SeriesFields,
+    Settings,
+    errors,
+)
 from dispatcher.errors import DispatcherError, quoted
 from dispatcher.limiters import (
     GCRA,
@@ -229,6 +238,8 @@ GOOD: dict[str, Any] = {
 }  # fmt: skip
 LOCAL: dict[str, Any] = {"send_in": None, "send_at": "2100-01-01T12:00", "zone": "Europe/Berlin"}
 MAIL: dict[str, Any] = {"channel": "mail", "recipient": "ada@shop.example"}
+SERIES = GOOD | {"name": "daily", "rule": "FREQ=DAILY"}
+del SERIES["send_in"]
 PARTS = ("subject", "text", "headers", "attachments", "reply_to")
 NEEDED: dict[str, Any] = {
     "message_id": uuid4(), "message_ids": [uuid4()], "drafts": [], "recipient": "ada",
@@ -238,22 +249,27 @@ NEEDED: dict[str, Any] = {
 """What methods need, and what follows is no value: code, iterables and flags of a program."""
 NO_VALUES = {
     "self", "progress", "session", "drafts", "message_ids", "shards", "atomic", "oldest_first",
+    "recipients",
 }  # fmt: skip
+
+
+OWNERS = {Events: "events", SeriesCalls: "series"}
+"""The attribute of a dispatcher with the calls of each further class."""
 
 
 def ask(method: str, name: str, /, of: type = Dispatcher, **more: Any) -> Asks:
     """Give a method a value under this name, and what it needs beside."""
     names = inspect.signature(getattr(of, method)).parameters
     needed = {key: NEEDED[key] for key in names if key in NEEDED}
-    base = {"submit": GOOD, "timeline": {"scope": "ada"}}.get(method, needed) | more
-    return lambda dispatcher, value: getattr(
-        dispatcher.events if of is Events else dispatcher, method
-    )(**base | {name: value})
+    bases = {"submit": GOOD, "timeline": {"scope": "ada"}, "add": SERIES}
+    base = bases.get(method, needed) | more
+    call = operator.attrgetter(f"{OWNERS[of]}.{method}" if of in OWNERS else method)
+    return lambda dispatcher, value: call(dispatcher)(**base | {name: value})
 
 
 def asked() -> Iterator[tuple[str, Asks]]:
     """Yield each parameter of each method of a dispatcher, whose awaited ones are twins."""
-    methods = [(of, *item) for of in (Dispatcher, Events) for item in vars(of).items()]
+    methods = [(of, *item) for of in (Dispatcher, *OWNERS) for item in vars(of).items()]
     for of, method, function in methods:
         is_twin = method[0] == "a" and method[1:] in vars(of)
         if method.startswith("_") or is_twin or not callable(function):
@@ -261,7 +277,9 @@ def asked() -> Iterator[tuple[str, Asks]]:
         names = inspect.signature(function).parameters.keys() - NO_VALUES
         if "wanted" in names:  # the filters of lists
             names = names - {"wanted"} | Wanted.__annotations__.keys()
-        owner = "events." if of is Events else ""
+        if "fields" in names:  # of a series
+            names = (names - {"fields"} | SeriesFields.__annotations__.keys()) - NO_VALUES
+        owner = f"{OWNERS[of]}." if of in OWNERS else ""
         yield from ((f"{owner}{method} {name}", ask(method, name, of)) for name in sorted(names))
 
 
