@@ -133,7 +133,7 @@ def test_each_occurrence_is_booked_once_however_often_a_pass_dies(build: Build) 
     for name, hours in (("daily", 24), ("often", 11)):
         of_one = Counter((m.recipient, m.send_at) for m in booked(house, name))
         first = min(at for _, at in of_one)
-        number = int((FAR + (days + 13) * DAY - first) / timedelta(hours=hours)) + 1
+        number = -((first - FAR - (days + 13) * DAY) // timedelta(hours=hours))
         assert set(of_one.values()) == {1}
         assert [at for who, at in sorted(of_one) if who == "ada"] == [
             first + n * timedelta(hours=hours) for n in range(number)
