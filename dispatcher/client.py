@@ -975,7 +975,7 @@ class Dispatcher:
         return self._app.quota_list.put_limits(kind, name, limits)
 
     def unset_limits(self, kind: str, name: str) -> ScopeQuotas:
-        """End the limits of a scope; messages that wait for them leave when they were to."""
+        """End the limits of a scope; messages that wait for them ask again within seconds."""
         return self._app.quota_list.put_limits(kind, name, None)
 
     def quotas_of(self, kind: str, name: str) -> ScopeQuotas:

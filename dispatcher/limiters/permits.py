@@ -470,8 +470,25 @@ class Permits:
             raise LimitersUnavailable(reason(error)) from cause(error)
 
     def _refresh(self) -> None:
-        if (own := self.own_limits()) is not self._known[0]:
+        before, own = self._known[0], self.own_limits()
+        if own is not before:
+            changed = {named for named in {**before, **own} if before.get(named) != own.get(named)}
+            if changed and before is not _NO_LIMITS:  # what has just begun knows all from the start
+                self._call_waiting(changed)
             self._read(own)
+
+    def _call_waiting(self, scopes: Iterable[tuple[str, str]]) -> None:
+        """Let all who wait for limits that were changed come: their turns are by those before.
+
+        Each process does so, the last one when it gives out permits by the new limits, too.
+        """
+        with translated:
+            for kind, name in scopes:
+                keys = self._keys_of(name if kind == OWN_SCOPE else f"{kind}:{name}")
+                log = keys.scope(name) if kind == OWN_SCOPE else keys.further(kind, name)
+                if waiting := self._client.zcard(line_of(log)):
+                    self._client.zadd(keys.room, {log: waiting})
+                    self._client.pexpire(keys.room, _ROOM_NOTED_MS)
 
     def _read(self, own: OwnLimits) -> None:
         """Make legs by these limits of single scopes from now on.

@@ -65,6 +65,30 @@ def test_sends_of_a_scope_are_held_to_its_limits(build: Build, shards: int) -> N
     assert dispatcher.scope_settings() == ()
 
 
+@pytest.mark.parametrize("shards", [1, 64])
+@pytest.mark.parametrize("limits", [None, "1000/hour"])
+def test_who_waits_for_a_limit_comes_once_it_is_larger(
+    build: Build, shards: int, limits: str | None
+) -> None:
+    """A limit set by mistake keeps nobody waiting for the days that it would have taken."""
+    house, other = (build(**KINDS, clock=hour_ago(), shards=shards) for _ in range(2))
+    house.dispatcher.set_limits(*ACME, "1/hour")
+    other.moved.advance(timedelta(seconds=5))
+    messages = submitted(house, 6)
+    assert (sent(house, *messages[:3]), sent(other, *messages[3:])) == (1, 0)
+    if limits is None:
+        house.dispatcher.unset_limits(*ACME)
+    else:
+        house.dispatcher.set_limits(*ACME, limits)
+    house.parts.reconciler.reconcile()
+    for one in (house, other):
+        one.moved.advance(timedelta(seconds=5))
+        sent(one, *submitted(one, 1))
+        one.parts.reconciler.reconcile()
+    now = house.database_time()
+    assert [one for one in map(house.again, messages) if one.next_attempt_at > now] == []
+
+
 @on_postgresql
 def test_another_process_knows_them_within_five_seconds(build: Build) -> None:
     house, other = (build(**KINDS, clock=hour_ago()) for _ in range(2))
