@@ -16,8 +16,9 @@ from itertools import islice
 from secrets import token_hex
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, Field, PlainSerializer, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
+from dispatcher.channel import Length
 from dispatcher.errors import (
     DispatcherError,
     IdempotencyConflict,
@@ -29,7 +30,7 @@ from dispatcher.errors import (
 )
 from dispatcher.faults import fault
 from dispatcher.message import Draft, Message, OnUnknown, Status, check_text, reason_of
-from dispatcher.quota import Quota, parse_length
+from dispatcher.quota import Quota
 from dispatcher.reservation.rulebook import RuleBook
 from dispatcher.scope import Scope
 from dispatcher.selection import Selection
@@ -74,18 +75,6 @@ _INSTEAD = {"recipient": "recipients", "body": "template", "template": "body"}
 """What a change of one field takes away."""
 
 
-def _read_length(value: object) -> object:
-    return parse_length(value) if isinstance(value, str) else value
-
-
-Span = Annotated[
-    timedelta,
-    BeforeValidator(_read_length),
-    PlainSerializer(timedelta.total_seconds),
-    Field(ge=timedelta(0), le=timedelta(days=7)),
-]
-
-
 class Recipient(NamedTuple):
     """Who gets each occurrence; ``zone`` counts where that of the series is ``"local"``.
 
@@ -120,9 +109,9 @@ class Series(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
     gap: Gap = "after"
     repeat: Repeat = "first"
     recipients: Annotated[tuple[Recipient, ...], Field(min_length=1, max_length=10_000)] | str
-    spread: Span = timedelta(0)
+    spread: Length | None = None
     conflict: Literal["shift", "skip", "refuse"] = "skip"
-    window: Span = timedelta(0)
+    window: Length | None = None
     missed: Literal["all", "last", "none"] = "last"
     booked_until: datetime | None = None
     skipped: tuple[Skipped, ...] = ()
@@ -135,9 +124,7 @@ class Series(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
     quiet_hours: str | None = None
     send_window: str | None = None
     on_unknown: OnUnknown | None = None
-    expire_after: Annotated[
-        timedelta | None, PlainSerializer(lambda t: t and t.total_seconds())
-    ] = None
+    expire_after: Length | None = None
     status_url: str | None = Field(None, repr=False)
     campaign: str | None = None
     priority: int | None = None
@@ -543,7 +530,8 @@ def _message(
         local = at.astimezone(rules(zone))
         time |= {"send_at": local.replace(tzinfo=None), "fold": local.fold}
     if series.conflict == "shift":
-        time |= {"on_conflict": "shift", "latest": max(at, now) + series.window}
+        latest = series.window and max(at, now) + series.window
+        time |= {"on_conflict": "shift", "latest": latest}
     message = series.message
     if who.data is not None:
         message["data"] = {**message.get("data", {}), **who.data}
@@ -561,5 +549,6 @@ def _digest(text: str) -> str:
 
 def _spread_ms(series: Series, recipient: str) -> int:
     """Return how long after its nominal time a recipient's occurrence is: always the same."""
-    spread_ms = series.spread // MILLISECOND
-    return int(_digest(f"{series.name}:{recipient}"), 16) % spread_ms if spread_ms else 0
+    if series.spread is None:
+        return 0
+    return int(_digest(f"{series.name}:{recipient}"), 16) % (series.spread // MILLISECOND)
