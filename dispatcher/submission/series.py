@@ -366,7 +366,8 @@ class SeriesList:
         until, recurrence = self._until(series, now), series.recurrence
         first = [recurrence.first_from(zone, to_ms(until)) for zone in zones]
         coming = [from_ms(at_ms) for at_ms in first if at_ms is not None]
-        look_at = min(coming) - (until - now) if coming else None
+        # A pass at that very instant books it: ``until`` lies behind what is booked.
+        look_at = min(coming) - (until - now) + MILLISECOND if coming else None
         if isinstance(series.recipients, str):
             look_at = now + _NAMED_EVERY
         kept = (*series.skipped, *skipped)[-_MOST_SKIPPED:]

@@ -182,18 +182,18 @@ class TestApp(App):
         pending = [keys.pending for keys in self.fence.keys]
         return bool(self.redis.exists(*pending) or self.store_maintenance.unreleased(limit=1))
 
-    def next_to_enqueue(self) -> datetime | None:
-        """Return when the first scheduled message is to be enqueued; None without one."""
-        at: datetime | None = self.database.run(
-            lambda connection: connection.scalar(self._first_to_enqueue)
-        )
-        return at
+    def next_to_sweep(self) -> datetime | None:
+        """Return when the first message is to be enqueued, or a series booked; None without any."""
+        [first] = self.database.read(self._first_to_sweep)
+        return min((at for at in first if at is not None), default=None)
 
     @built_once
-    def _first_to_enqueue(self) -> Select[Any]:
+    def _first_to_sweep(self) -> Select[Any]:
         tables, row = self.database.tables, self.database.tables.messages.c
         waiting = (tables.is_live, row.status == Status.SCHEDULED.value, ~self.paused)
-        return select(func.min(row.enqueue_at)).where(*waiting)
+        enqueued = select(func.min(row.enqueue_at)).where(*waiting)
+        booked = select(func.min(tables.events.c.look_at))
+        return select(enqueued.scalar_subquery(), booked.scalar_subquery())
 
 
 class Servers(NamedTuple):

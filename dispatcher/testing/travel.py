@@ -145,11 +145,11 @@ class Travel:
         """Let time pass until no message is left to be sent; return the present then.
 
         Messages end as sent, failed, expired or cancelled, or are held. Raises AssertionError where
-        some are still left after three years.
+        some are still left after three years, as of a series that does not end.
         """
         until = self.now + _LONGEST
         self._play(until)
-        if self._next(self._app.next_to_enqueue()) is not None:
+        if self._next(self._app.next_to_sweep()) is not None:
             raise AssertionError(f"messages are still left at {until.isoformat()}")
         self._prune()
         return self.now
@@ -166,7 +166,7 @@ class Travel:
         if self._swept_at < clock.now():
             self._sweep()  # what callers have changed since
         while True:
-            waiting = app.next_to_enqueue()
+            waiting = app.next_to_sweep()
             at = self._next(waiting)
             if at is None or at > until:
                 return
@@ -186,7 +186,7 @@ class Travel:
                 self._sweep()
 
     def _next(self, waiting: datetime | None) -> datetime | None:
-        """Return when something happens next; ``waiting``: when the first message is enqueued."""
+        """Return when something happens next; ``waiting``: when the sweep has something to do."""
         queued = self._app.queue.next_at()
         if waiting is not None and waiting <= self._swept_at:
             waiting = self._swept_at + self._app.settings.sweep_interval  # the sweep left it
@@ -201,6 +201,7 @@ class Travel:
         if self._is_broken_off:
             app.sweep.rescue()
             self._is_broken_off = app.listing.count(_SENDING) > 0
+        app.series_list.book_ahead()
         app.sweep.catch_up()
         app.sweep.enqueue_due()
         if app.needs_reconcile():

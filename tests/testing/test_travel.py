@@ -70,6 +70,25 @@ def test_messages_are_sent_at_their_instants_in_order(memory: MemoryDispatcher) 
     assert len(memory.outbox) == 3
 
 
+def test_a_series_is_booked_and_sent(memory: MemoryDispatcher) -> None:
+    """Also far behind what is booked at once, and until its end."""
+    usual: Any = {"channel": "sms", "recipient": "ada", "body": BODY, "zone": "Europe/Berlin"}
+    memory.series.add("daily", "0 9 * * *", **usual)
+    memory.travel(days=3)
+    assert [sent.at.isoformat() for sent in memory.outbox] == [
+        f"2026-11-{day}T08:00:00+00:00" for day in (24, 25, 26)
+    ]
+    memory.travel(days=197)
+    assert len(memory.outbox) == 200
+    assert memory.outbox[-1].at.hour == 7, "clocks have changed"
+    memory.series.remove("daily")
+    memory.travel.until_idle()
+    assert len(memory.outbox) == 200
+    memory.series.add("thrice", "0 9 * * *", count=3, **usual)
+    memory.travel.until_idle()
+    assert len(memory.outbox) == 203
+
+
 def test_a_failing_send_is_tried_again_until_its_attempts_are_used_up() -> None:
     with made(sms={"max_attempts": 3, "backoff_base": 60}) as memory:
         memory.outbox.before = raising(TemporaryFailure("busy", retry_after=10 * HOUR))
