@@ -64,6 +64,7 @@ COMMANDS = {
         ("Change", "messages", ("update", "cancel", "reschedule", "retry", "release", "drop")),
         ("Change", "lists", ("suppress", "unsuppress", "erase", "pause", "resume")),
         ("Change", "events", ("events",)),
+        ("Submit", "series", ("series",)),
         ("Change", "quotas", ("quotas",)),
         ("Look", "lists", ("suppressed",)),
         ("Look", "status", ("status", "top", "load", "refusals")),

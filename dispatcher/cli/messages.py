@@ -85,7 +85,7 @@ _OUTCOMES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Content:
+class Content:
     text: Annotated[str | None, typer.Option(help="Short for --body '{\"text\": …}'.")] = None
     body: Annotated[str | None, typer.Option(help="The content, a JSON object.")] = None
     template: Annotated[
@@ -105,18 +105,12 @@ class _Content:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _DraftOptions:
-    send_at: SendAt = None
-    send_in: SendIn = None
-    zone: Zone = None
-    fold: Fold = None
+class DeliveryOptions:
+    """What a message and a series have in common."""
+
     scope: Annotated[
         str | None, typer.Option(help="Whose capacity is counted; default: the recipient.")
     ] = None
-    idempotency_key: Annotated[str | None, typer.Option("--key", help="Idempotency key.")] = None
-    expires_at: Annotated[str | None, typer.Option(help="Not sent after this time.")] = None
-    on_conflict: Shift = "reject"
-    latest: Latest = None
     scopes: Scopes = None
     quiet_hours: QuietHours = None
     send_window: SendWindow = None
@@ -135,6 +129,18 @@ class _DraftOptions:
     quotas: Annotated[
         Literal["none"] | None, typer.Option(help="none: no quota counts or refuses it.")
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DraftOptions(DeliveryOptions):
+    send_at: SendAt = None
+    send_in: SendIn = None
+    zone: Zone = None
+    fold: Fold = None
+    idempotency_key: Annotated[str | None, typer.Option("--key", help="Idempotency key.")] = None
+    expires_at: Annotated[str | None, typer.Option(help="Not sent after this time.")] = None
+    on_conflict: Shift = "reject"
+    latest: Latest = None
     event: Annotated[
         str | None, typer.Option(help="The event that it reminds of, instead of a time.")
     ] = None
@@ -173,7 +179,7 @@ def submit(
         str, typer.Option(help="Channel of the settings.", autocompletion=complete_channel)
     ],
     recipient: Annotated[str, typer.Option(help="Address on that channel.")],
-    content: _Content,
+    content: Content,
     wish: _DraftOptions,
 ) -> None:
     """Accept a message for a future time."""
@@ -398,13 +404,13 @@ def reschedule(*, new_time: _NewTime, meant: _ZonedChangeFilters) -> None:
     'dispatcher update 0199… --text "See you at 10"',
     "dispatcher update --campaign summer --priority 50",
 )
-def update(*, content: _Content, priority: Priority = None, meant: _ChangeFilters) -> None:
+def update(*, content: Content, priority: Priority = None, meant: _ChangeFilters) -> None:
     """Give a scheduled message another body, or one rendered now from a template.
 
     Or give scheduled messages another priority, by id or by filter; they keep their reservations.
     """
     wish: dict[str, Any] = {"priority": priority}
-    if priority is None or content != _Content():
+    if priority is None or content != Content():
         if len(meant.message_ids or ()) != 1:
             raise InvalidDraft("ID", "not exactly one is given", "the message that gets the body")
         wish |= content.read()

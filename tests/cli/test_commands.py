@@ -43,7 +43,7 @@ def test_help_lists_every_command_and_the_exit_codes() -> None:
         assert command in shown.output
         helped = CliRunner().invoke(app, [command, "--help"])
         assert helped.exit_code == 0
-        is_group = command in ("windows", "keys", "quotas", "events")
+        is_group = command in ("windows", "keys", "quotas", "events", "series")
         assert f"$ dispatcher {command}" in helped.output or is_group
         assert "<bool>" not in helped.output, "a flag takes no value"
 
@@ -266,6 +266,72 @@ def test_an_event_is_set_moved_with_its_messages_and_cancelled(house: House, run
     assert house.again(listed).status is Status.CANCELLED
     refused = run("events", "move", "a:17", "2028-10-31T09:00")
     assert (refused.code, "was cancelled" in refused.err) == (2, True)
+
+
+@house_with(
+    quotas="1000/hour",
+    channels={"memory": {"transport": "memory", "templates": {"hi": {"text": "Hi {{ who }}"}}}},
+)
+def test_a_series_is_added_changed_paused_and_removed(
+    house: House, run: Run, tmp_path: Path
+) -> None:
+    members = tmp_path / "members.csv"
+    members.write_text("recipient,zone,who\nada,Asia/Tokyo,Ada\nben,,Ben\n", encoding="utf-8")
+    ran = run("series", "add", "news", "0 9 * * *", "--start", "2028-06-02T00:00",
+              "--zone", "local", "--channel", "memory", "--recipients", str(members),
+              "--template", "hi", "--data", '{"who": "you"}', "--to", "cyd",
+              "--missed", "none")  # fmt: skip
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == (
+        "news: FREQ=DAILY;BYHOUR=9;BYMINUTE=0;BYSECOND=0 from 2028-06-02T00:00:00 local "
+        "on memory to cyd and 2 more\n"
+    )
+    assert run("series", "preview", "news", "--count", "2", "--zone", "Asia/Tokyo").out == (
+        "2028-06-02T09:00:00.000+09:00\n2028-06-03T09:00:00.000+09:00\n"
+    )
+    shown = run("series", "show", "news", "--json").data
+    assert shown["recipients"] == [
+        ["cyd", None, None], ["ada", "Asia/Tokyo", {"who": "Ada"}], ["ben", None, {"who": "Ben"}]
+    ]  # fmt: skip
+    run("series", "change", "news", "--rule", "0 18 * * *", "--times", "2", "--to", "ada")
+    assert run("series", "preview", "news", "--json").lines == [
+        "2028-06-02T18:00:00.000Z", "2028-06-03T18:00:00.000Z"
+    ]  # fmt: skip
+    assert house.dispatcher.series.get("news").missed == "none"
+    assert [row["name"] for row in run("series", "list", "--json").lines] == ["news"]
+    assert run("series", "list").out.split()[-5:-2] == ["news", "memory", "local"]
+    assert run("series", "pause", "news").out == "news is paused\n"
+    assert house.dispatcher.pauses()
+    assert run("series", "resume", "news", "--json").data == {"name": "news", "cancelled": 0}
+    assert run("series", "remove", "news").out == "news was removed\n"
+    assert run("series", "list").out == "no series\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ((), "--recipients: "),
+        (("--to", "ada"), "body: "),
+        (("--to", "ada", "--text", "x", "--body", "{}"), "--body: "),
+        (("--to", "ada", "--text", "x", "--times", "0"), "COUNT"),
+        (("--to", "ada", "--text", "x", "--until", "soon"), "--until: "),
+        (("--to", "ada", "--text", "x", "--spread", "wide"), "--spread: "),
+        (("--to", "ada", "--text", "x", "--recipients", "members"), "--recipients: a list"),
+        (("--recipients", "members", "--text", "x"), "no 'members' in series_recipients"),
+        (("--recipients", "none.csv", "--text", "x"), "cannot read the file"),
+        (("--recipients", "bad.csv", "--text", "x"), "row 3 of the file"),
+        (("--recipients", "long.csv", "--text", "x"), "row 2 of the file"),
+        (("--recipients", "latin.csv", "--text", "x"), "cannot read the file"),
+    ],
+)
+def test_a_series_that_cannot_be_read_is_refused(
+    house: House, run: Run, tmp_path: Path, more: tuple[str, ...], says: str
+) -> None:
+    (tmp_path / "bad.csv").write_text("recipient,zone\nada,\n,UTC\n")
+    (tmp_path / "long.csv").write_text("recipient\nada,UTC\n")
+    (tmp_path / "latin.csv").write_bytes("recipient\nÄda\n".encode("latin-1"))
+    run("series", "add", "daily", "0 9 * * *", "--channel", "memory", *more).is_refused(2, says)
+    assert house.dispatcher.series.list() == []
 
 
 def test_quotas_of_one_scope_are_set_listed_and_unset(house: House, run: Run) -> None:

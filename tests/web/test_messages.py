@@ -33,7 +33,7 @@ def new(recipient: str = "ada", **more: object) -> dict[str, object]:
 
 
 def test_each_field_of_a_draft_can_be_given_in_python_by_http_and_by_command() -> None:
-    options = [*fields(of_commands._DraftOptions), *fields(of_commands._Content)]
+    options = [*fields(of_commands._DraftOptions), *fields(of_commands.Content)]
     by_command = {option.name for option in options} - {"text"}
     ways = {
         "Dispatcher.submit": signature(Dispatcher.submit).parameters.keys() - {"self", "session"},
