@@ -87,11 +87,12 @@ class Rebuild:
 
     A marker begins with the identity of the server process that holds the part, and ends with it.
     ``failure`` is the error of a server whose parts could not be checked or marked; they stay as
-    they are.
+    they are. ``began_ms`` is when it began, in ms since 1970.
     """
 
     markers: Mapping[Part, str]
     failure: ReservationsUnavailable | None = None
+    began_ms: int = 0
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -166,7 +167,7 @@ class Upkeep(Contents):
                 else:
                     failure = failure or error
         if markers:
-            return Rebuild(markers, failure)
+            return Rebuild(markers, failure, self.now_ms())
         if failure is not None:
             raise failure
         return None
@@ -178,7 +179,7 @@ class Upkeep(Contents):
             self._checked(self.fence.parts)
             holders = self.fence.holders(self._client, parts)
             markers = self._begun("close", uuid4().hex, holders)
-        return Rebuild(markers) if markers else None
+        return Rebuild(markers, began_ms=self.now_ms()) if markers else None
 
     def _checked(self, parts: Sequence[Part]) -> dict[Part, str]:
         try:
@@ -232,7 +233,7 @@ class Upkeep(Contents):
         """Put rows back where they count in these shards, and keep the markers alive."""
         entries: dict[ShardKeys, list[tuple[bytes, int, bytes]]]
         entries = {keys: [] for keys in rebuild.shards}
-        since_ms, rules = self.now_ms() - KEEP_MS, self._rules.latest
+        since_ms, rules = rebuild.began_ms - KEEP_MS, self._rules.latest
         for row in rows:
             at_ms = to_ms(row.send_at)
             for scope in row.scopes:
