@@ -236,11 +236,11 @@ class SeriesFields(TypedDict, total=False):
     end itself. Where clocks skip the time of an occurrence, ``gap`` says when it is (``"after"``:
     as much later), where they show it twice ``repeat`` (``"first"``).
 
-    ``spread``, up to 7 days as a timedelta or ``"30 minutes"``, moves each recipient by a length of
-    its own below it. An occurrence that does not fit a quota is left out (``conflict="skip"``), or
-    takes the next slot within ``window``, up to 7 days (``"shift"``); with ``"refuse"`` such a
-    series is refused, and later ones are left out. Of occurrences that nobody booked in time
-    ``missed`` books the ``"last"``, ``"all"`` of the setting ``series_catch_up``, or ``"none"``.
+    ``spread``, a timedelta or ``"30 minutes"``, moves each recipient by a length of its own below
+    it. An occurrence that does not fit a quota is left out (``conflict="skip"``), or takes the next
+    slot, at most ``window`` later (``"shift"``); with ``"refuse"`` such a series is refused, and
+    later ones are left out. Of occurrences that nobody booked in time ``missed`` books the
+    ``"last"``, ``"all"`` of the setting ``series_catch_up``, or ``"none"``.
     The others are those of :meth:`Dispatcher.submit`.
     """
 

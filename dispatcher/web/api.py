@@ -82,6 +82,7 @@ _RECIPIENT = "/suppressions/{recipient:any_name}"
 _PAUSE = "/pauses/{kind}/{name:any_name}"
 _QUOTAS = f"{_SCOPE}/quotas"
 _EVENT = "/events/{name:any_name}"
+_SERIES = "/series/{name:any_name}"
 _READ, _WRITE, _OPERATE = (Right.MESSAGES_READ,), (Right.MESSAGES_WRITE,), (Right.OPERATE,)
 _READ_RECIPIENTS, _SUPPRESS = (Right.RECIPIENTS_READ,), (Right.SUPPRESSIONS_WRITE,)
 
@@ -120,6 +121,14 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _unbound("PUT", _EVENT, calls.set_event, _WRITE),
     _unbound("POST", f"{_EVENT}/move", calls.move_event, _WRITE, is_long=True),
     _unbound("POST", f"{_EVENT}/cancel", calls.cancel_event, (Right.MESSAGES_CANCEL,)),
+    _unbound("GET", "/series", calls.list_series, _READ, is_long=True),
+    _unbound("GET", f"{_SERIES}/preview", calls.preview_series, _READ),
+    _unbound("POST", f"{_SERIES}/pause", calls.pause_series, (Right.MESSAGES_CANCEL,)),
+    _unbound("POST", f"{_SERIES}/resume", calls.resume_series, (Right.MESSAGES_CANCEL,)),
+    _unbound("GET", _SERIES, calls.get_series, _READ),
+    _unbound("PUT", _SERIES, calls.add_series, _WRITE, most_bytes=2_000_000, is_long=True),
+    _unbound("PATCH", _SERIES, calls.change_series, _WRITE, most_bytes=2_000_000, is_long=True),
+    _unbound("DELETE", _SERIES, calls.remove_series, (Right.MESSAGES_CANCEL,), is_long=True),
     Endpoint("GET", "/events", calls.events, _READ),
 )
 _DOCUMENT = f"{PREFIX}/openapi.json"

@@ -414,6 +414,62 @@ def cancel_event(context: CallContext, name: str) -> Response:
     return answer(models.NamedEventOut.model_validate(context.dispatcher.events.cancel(name)))
 
 
+def list_series(
+    context: CallContext,
+    limit: Annotated[int, Query(ge=1, le=models.MOST_LISTED)] = 100,
+    after: str | None = None,
+) -> Response:
+    """List series in the order of their names; `after` is the last name of the page before."""
+    listed = context.dispatcher.series.list(limit=limit, after=after)
+    shown = [models.SeriesOut.of(one, context.caller) for one in listed]
+    return answer(models.SeriesListOut(series=shown))
+
+
+def get_series(context: CallContext, name: str) -> Response:
+    """Return a series."""
+    return answer(models.SeriesOut.of(context.dispatcher.series.get(name), context.caller))
+
+
+def add_series(context: CallContext, name: str) -> Response:
+    """Add a series, whose messages are booked ahead, each once. The same one again is returned."""
+    made = context.dispatcher.series.add(name, **context.payload(models.SeriesIn).fields())
+    return answer(models.SeriesOut.of(made, context.caller))
+
+
+def change_series(context: CallContext, name: str) -> Response:
+    """Change what is given; the messages from `since` on are cancelled and booked anew."""
+    fields = context.payload(models.SeriesChange).fields()
+    return answer(
+        models.SeriesOut.of(context.dispatcher.series.change(name, **fields), context.caller)
+    )
+
+
+def remove_series(context: CallContext, name: str) -> Response:
+    """End a series; its scheduled messages are cancelled."""
+    return answer(models.CancelledOut(cancelled=context.dispatcher.series.remove(name)))
+
+
+def pause_series(context: CallContext, name: str) -> Response:
+    """Send nothing of a series for a while. Its messages keep their places."""
+    context.dispatcher.series.pause(name)
+    return answer(models.CancelledOut(cancelled=0))
+
+
+def resume_series(context: CallContext, name: str) -> Response:
+    """End a pause. What was missed leaves as the series says."""
+    return answer(models.CancelledOut(cancelled=context.dispatcher.series.resume(name)))
+
+
+def preview_series(
+    context: CallContext,
+    name: str,
+    count: Annotated[int, Query(ge=1, le=models.MOST_LISTED)] = 10,
+    zone: str | None = None,
+) -> Response:
+    """Return the next times of a series by its rule; `zone` is a recipient's, where it is local."""
+    return answer(models.TimesOut(times=context.dispatcher.series.preview(name, count, zone)))
+
+
 def status(context: CallContext) -> Response:
     """Return counts, overdue messages, the load of the next hour, and processes."""
     return answer(models.StatusOut.of(context.dispatcher.status()))

@@ -39,6 +39,8 @@ _OVERHEAD_BYTES = 65_536
 _HTTP_NAMES = {
     "send_in": "send_in_seconds",
     "expire_after": "expire_after_seconds",
+    "spread": "spread_seconds",
+    "window": "window_seconds",
     "from_at": "from",
     "until_at": "until",
     "id": "message_id",
@@ -179,6 +181,8 @@ def problem_for(request: Request, error: DispatcherError | Refused) -> dict[str,
         names["recipient"] = "scope"
     if request.method == "GET":
         names["scopes"] = "count"
+    if request.method == "PATCH":
+        del names["since"]  # of a series
     words = {name: shown for name, shown in names.items() if "_" in name}
     field, dot, rest = problem["field"].partition(".")
     named = {"field": f"{names.get(field, field)}{dot}{rest}"}

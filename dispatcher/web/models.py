@@ -22,12 +22,14 @@ from dispatcher import (
     Pause,
     Refusals,
     ScopeQuotas,
+    Series,
     Suppression,
     Timeline,
 )
 from dispatcher.message import Draft, Message, OnConflict, OnUnknown, Plan, Status
 from dispatcher.quota import CalendarQuota, Quota
 from dispatcher.telemetry.journal import StreamEntry
+from dispatcher.times.recurrence import Gap, Repeat
 from dispatcher.web.access import Caller, Right
 
 _LONGEST_SECONDS = 100 * 366 * 24 * 3_600.0
@@ -399,6 +401,137 @@ class EventMove(EventIn):
 
     on_conflict: OnConflict = "reject"
     past: Literal["refuse", "cancel", "now"] = "refuse"
+
+
+class SeriesRecipient(_In):
+    """A recipient of a series with its own zone, and its own data for the template."""
+
+    recipient: str
+    zone: str | None = None
+    data: Json | None = None
+
+
+class _SeriesFields(_In):
+    recipient: str | None = None
+    recipients: list[str | SeriesRecipient] | str | None = None
+    start: str | None = None
+    until: str | None = None
+    count: Annotated[int, Field(strict=True)] | None = None
+    zone: Annotated[str | None, Field(examples=["Europe/Berlin", "local"])] = None
+    gap: Gap | None = None
+    repeat: Repeat | None = None
+    spread_seconds: Seconds | None = None
+    conflict: Literal["shift", "skip", "refuse"] | None = None
+    window_seconds: Seconds | None = None
+    missed: Literal["all", "last", "none"] | None = None
+    body: Json | None = None
+    template: str | None = None
+    data: Json | None = None
+    scope: str | None = None
+    scopes: dict[str, str] | None = None
+    quiet_hours: str | None = None
+    send_window: str | None = None
+    on_unknown: OnUnknown | None = None
+    expire_after_seconds: Seconds | None = None
+    status_url: str | None = None
+    campaign: str | None = None
+    priority: Priority | None = None
+    quotas: Literal["none"] | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """Return what was given."""
+        return _as_lengths(self.model_dump(exclude_unset=True))
+
+
+class SeriesIn(_SeriesFields):
+    """Messages that repeat by a rule. The fields are those of `Dispatcher.series.add`."""
+
+    rule: Annotated[str, Field(examples=["FREQ=DAILY;BYHOUR=9", "0 9 * * *"])]
+    channel: str
+
+
+class SeriesChange(_SeriesFields):
+    """What is to be other from `since` on, by default for all that is to come."""
+
+    since: str | None = None
+    rule: str | None = None
+    channel: str | None = None
+
+
+class SkippedOut(Out):
+    """An occurrence that has no message, and why."""
+
+    nominal: str
+    reason: str
+
+
+class SeriesOut(Out):
+    """A series. `start` is a wall time of `zone`; until `booked_until` its messages are booked.
+
+    `body` and `data` need the right `bodies:read`, `recipients` and `scope` need `recipients:read`.
+    """
+
+    name: str
+    rule: str
+    start: str
+    zone: str
+    gap: Gap
+    repeat: Repeat
+    recipients: list[tuple[str, str | None, Json | None]] | str | None = None
+    spread_seconds: float | None
+    conflict: str
+    window_seconds: float | None
+    missed: str
+    booked_until: str | None
+    skipped: list[SkippedOut]
+    channel: str
+    body: Json | None = None
+    template: str | None
+    data: Json | None = None
+    scope: str | None = None
+    scopes: dict[str, str] | None
+    quiet_hours: str | None
+    send_window: str | None
+    on_unknown: OnUnknown | None
+    expire_after_seconds: float | None
+    campaign: str | None
+    priority: int | None
+    quotas: str | None
+
+    @classmethod
+    def of(cls, series: Series, caller: Caller) -> Self:
+        hidden = {"status_url"}
+        if Right.RECIPIENTS_READ not in caller.rights:
+            hidden |= {"recipients", "scope"}
+        if Right.BODIES_READ not in caller.rights:
+            hidden |= {"body", "data"}
+        shown = series.model_dump(mode="json", exclude=hidden)
+        for length in ("spread", "window", "expire_after"):
+            del shown[length]
+            value = getattr(series, length)
+            shown[f"{length}{_SECONDS}"] = value and value.total_seconds()
+        shown["skipped"] = [one._asdict() for one in series.skipped]
+        if isinstance(shown.get("recipients"), list) and "body" in hidden:
+            shown["recipients"] = [(who, zone, None) for who, zone, _ in shown["recipients"]]
+        return cls(**shown)
+
+
+class SeriesListOut(Out):
+    """Series in the order of their names."""
+
+    series: list[SeriesOut]
+
+
+class TimesOut(Out):
+    """The next times of a series by its rule."""
+
+    times: list[datetime]
+
+
+class CancelledOut(Out):
+    """The number of messages of a series that were cancelled."""
+
+    cancelled: int
 
 
 class NamedEventOut(Out):

@@ -82,11 +82,14 @@ def test_each_call_needs_its_right(house: House, calls: Calls) -> None:
     one = f"messages/{message.id}"
     needed = {
         Right.MESSAGES_READ: ["GET messages", "GET counts", f"GET {one}", f"GET {scope}/next-slot",
-                              "GET events", "GET events/ada"],
+                              "GET events", "GET events/ada", "GET series", "GET series/ada",
+                              "GET series/ada/preview"],
         Right.MESSAGES_WRITE: ["POST messages", "POST messages/batch", "POST plans",
                                f"PATCH {one}", f"POST {one}/reschedule",
-                               "PUT events/ada", "POST events/ada/move"],
-        Right.MESSAGES_CANCEL: [f"DELETE {one}", "POST events/ada/cancel"],
+                               "PUT events/ada", "POST events/ada/move", "PUT series/ada",
+                               "PATCH series/ada"],
+        Right.MESSAGES_CANCEL: [f"DELETE {one}", "POST events/ada/cancel", "DELETE series/ada",
+                                "POST series/ada/pause", "POST series/ada/resume"],
         Right.RECIPIENTS_READ: [f"GET {scope}/timeline", "GET suppressions/ada"],
         Right.SUPPRESSIONS_WRITE: ["PUT suppressions/ada", "DELETE suppressions/ada"],
         Right.OPERATE: [f"POST {one}/retry", f"POST {one}/drop", f"POST {one}/release",
@@ -127,7 +130,8 @@ def test_bodies_and_recipients_leave_with_their_rights_alone(
 
     def places(path: str) -> Iterator[dict[str, str]]:
         """Yield a message of each status where one is asked for, and the recipient's names."""
-        name = "a:17" if path.startswith("/v1/events") else ADA  # all keys share these names
+        is_shared = path.startswith(("/v1/events", "/v1/series"))  # all keys share these names
+        name = "a:17" if is_shared else ADA
         same = {"kind": "recipient", "scope": ADA, "recipient": ADA, "name": name}
         if "{message_id}" not in path:
             yield same
@@ -139,6 +143,8 @@ def test_bodies_and_recipients_leave_with_their_rights_alone(
             yield {**same, "message_id": str(message.id)}
 
     asked = new(ADA, body={"text": TEXT})
+    series: Any = {"rule": "0 9 * * *", "channel": "memory", "recipients": [ADA, "ben"],
+                   "body": {"text": TEXT}, "scope": ADA}  # fmt: skip
     bodies: list[dict[str, Any] | None] = [
         None,
         {},
@@ -149,7 +155,9 @@ def test_bodies_and_recipients_leave_with_their_rights_alone(
         {"recipient": "nobody"},
         {"quotas": ["9/hour"]},
         {"at": (FAR + 3 * HOUR).isoformat()},
+        series,
     ]
+    house.dispatcher.series.add("a:17", **series)
     house.dispatcher.events.set("a:17", FAR + 3 * HOUR)
     statuses: dict[str, set[int]] = defaultdict(set)
     with TestClient(api(house.dispatcher, rate="100000/second")) as client:

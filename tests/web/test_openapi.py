@@ -44,6 +44,7 @@ NOT_DRIVEN = {"submit_batch"}
 NOT_ACCEPTED = {"events"}
 """They are off here: their answer would not end. ``test_events.py`` has it."""
 DRAFT = {"channel": "memory", "recipient": "ada", "body": {"text": "hi"}, "send_at": AT}
+SERIES: Any = {"rule": "FREQ=DAILY", "channel": "memory", "recipient": "ada", "body": {}}
 VALID: dict[str, dict[str, Any]] = {
     "submit": {**DRAFT, "on_conflict": "shift", "priority": -7},
     "plan": {"messages": [DRAFT, DRAFT]},
@@ -52,6 +53,8 @@ VALID: dict[str, dict[str, Any]] = {
     "suppress": {"channel": "memory"},
     "erase": {"recipient": "nobody"},
     "set_event": {"at": AT},
+    "add_series": SERIES,
+    "change_series": {"recipients": ["ada", {"recipient": "ben", "zone": "Asia/Tokyo"}]},
     "move_event": {"at": AT},
     "set_quotas": {"quotas": ["900/hour"]},
 }
@@ -80,6 +83,13 @@ class Seeds:
     def put(self, case: Any, *, whole: bool) -> None:
         """Let a call name what exists; if ``whole``, it has nothing else that was generated."""
         definition = case.operation.definition.raw
+        if definition["operationId"].endswith("_series"):
+            series = self._house.dispatcher.series
+            if not any(series.list()) and definition["operationId"] != "add_series":
+                series.add("ada", **SERIES)
+            elif definition["operationId"] == "add_series":
+                for one in series.list():
+                    series.remove(one.name)
         for name in case.path_parameters:
             case.path_parameters[name] = self._named(name, definition["operationId"])
         body = VALID.get(definition["operationId"], {})
