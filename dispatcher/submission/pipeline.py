@@ -427,7 +427,9 @@ class Submitter:
         for entry in batch.booked:
             if isinstance(entry.result, GivenUp | EventChanged):
                 entry.tries -= 1 if isinstance(entry.result, EventChanged) else _EVENT_TRIES // 2
-                error = StoreUnavailable(entry.result.reason, remedy="submit it again")
+                error: StoreUnavailable = entry.result
+                if not isinstance(entry.draft, Occurring):  # its series tells the two apart
+                    error = StoreUnavailable(error.reason, remedy="submit it again")
                 entry.result = None if entry.tries > 0 else error
 
 

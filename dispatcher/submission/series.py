@@ -38,7 +38,7 @@ from dispatcher.settings import Settings, refusal
 from dispatcher.store.events import EventChanged
 from dispatcher.store.listing import Listing
 from dispatcher.store.lists import Pauses
-from dispatcher.store.messages import Messages
+from dispatcher.store.messages import GivenUp, Messages
 from dispatcher.store.schema import PAUSED_EVENT
 from dispatcher.store.series import SeriesRow, SeriesRows
 from dispatcher.submission.changes import Cancellation
@@ -306,7 +306,7 @@ class SeriesList:
             for draft, error in self._submitted(batch):
                 if error is None:
                     booked += 1
-                elif isinstance(error, EventChanged):
+                elif isinstance(error, EventChanged | GivenUp):
                     failed.add(draft.series)
                 else:
                     skipped[draft.series].append(Skipped(draft.nominal, reason_of(error)))
@@ -348,7 +348,7 @@ class SeriesList:
         results = self.submitter.submit_many(batch, total=None, progress=None)
         for draft, result in zip(batch, results, strict=True):
             error = None if isinstance(result, Message) else result.error
-            if isinstance(error, Unavailable) and not isinstance(error, EventChanged):
+            if isinstance(error, Unavailable) and not getattr(error, "refused", False):
                 raise error
             if not isinstance(error, IdempotencyConflict):  # else another pass has booked it
                 yield draft, error

@@ -16,7 +16,7 @@ from dispatcher import DispatcherError, InvalidValue, Message, QuotaExceeded
 from dispatcher.faults import InjectedFault, arm
 from tests.support.examples import examples
 from tests.support.house import FAR, House, let_graces_pass
-from tests.support.house_fixtures import Build, on_postgresql
+from tests.support.house_fixtures import Build, on_postgresql, on_sqlite
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 ROOMY = "1000/hour"
@@ -165,6 +165,27 @@ def test_many_passes_and_changes_at_once(build: Build) -> None:
         assert len(of_one) == len({(m.recipient, m.send_at) for m in of_one}) == 3 * 35
         assert {m.send_at.hour for m in of_one} == {9 if number % 4 else 10}
     assert house.dispatcher.verify_windows().equal
+
+
+@on_sqlite
+def test_a_series_that_is_changed_meanwhile_delays_no_other(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = build(quotas=ROOMY)
+    add(house)
+    add(house, "other", recipient="bob")
+    series, take = house.parts.series_list, house.parts.series_rows.take_due
+
+    def take_late(*args: Any, **more: Any) -> Any:
+        rows = take(*args, **more)
+        monkeypatch.undo()
+        series.change("daily", {"rule": "FREQ=DAILY;BYHOUR=10"}, None)
+        return rows
+
+    monkeypatch.setattr(house.parts.series_rows, "take_due", take_late)
+    assert book(house) == 70
+    assert series.get("other").booked_until == FAR + 35 * DAY
+    assert {message.send_at.hour for message in booked(house)} == {10}
 
 
 def test_a_series_may_be_added_again_as_it_is(build: Build) -> None:
