@@ -7,6 +7,7 @@ change gives the series another token: under the earlier one nothing is stored a
 from __future__ import annotations
 
 import logging
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -15,6 +16,7 @@ from hashlib import sha256
 from itertools import islice
 from secrets import token_hex
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
+from uuid import UUID
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -53,7 +55,7 @@ from dispatcher.times.send_time import (
     to_ms,
     wall_or_instant,
 )
-from dispatcher.times.zones import DAY_MS, rules
+from dispatcher.times.zones import DAY_MS, known_zone, rules
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +73,7 @@ _MOST_JUDGED = 1_000
 _MOST_A_DAY = 1_440
 _NAMED_EVERY = timedelta(days=1)
 _CALLABLE = "package.module:callable, which yields (address, zone, data)"
+_OF_ONE = re.compile(":[0-9a-f]{16}$")
 _INSTEAD = {"recipient": "recipients", "body": "template", "template": "body"}
 """What a change of one field takes away."""
 
@@ -141,7 +144,7 @@ class Series(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
     ) -> SeriesRow:
         """Return a row that is due, with another token.
 
-        ``replaced`` are earlier tokens whose occurrences are cancelled from an instant on.
+        ``replaced`` are earlier tokens; their occurrences from an instant on are cancelled, by their nominal times.
         """
         definition = self.model_dump(
             mode="json", exclude={"name", "booked_until"}, exclude_none=True
@@ -220,8 +223,9 @@ class SeriesList:
             if wish.get(field) is not None:
                 del known[instead]
         series = self._read(before.name, known | dict(wish))
+        since = min(since, covered)  # what a pass books behind it is booked anew
         replaced = [*row.definition["replaced"], (row.token, since.isoformat())]
-        changed = series.row(now, min(since, covered), replaced)
+        changed = series.row(now, since, replaced)
         if not self.series_rows.change(row.token, changed):
             raise StoreUnavailable("another call has changed the series", remedy="try again")
         fault("series.after_change")
@@ -239,7 +243,8 @@ class SeriesList:
         return self._end(gone)
 
     def _end(self, row: SeriesRow) -> int:
-        cancelled = self._cancel(Selection(event=row.name, status=Status.SCHEDULED))
+        left = Selection(event=row.name, status=Status.SCHEDULED)
+        cancelled = sum(map(self._cancel, self.listing.ids(left, size=_AT_ONCE)))
         fault("series.after_cancel")
         self.series_rows.remove(row.name, row.token)
         return cancelled
@@ -428,15 +433,13 @@ class SeriesList:
     def _cancel_replaced(self, row: SeriesRow) -> None:
         for token, since in row.definition["replaced"]:
             prefix, from_at = f"{PREFIX}{token}:", datetime.fromisoformat(since)
-            self._cancel(Selection(event=row.name, key_prefix=prefix, from_at=from_at,
-                                   status=Status.SCHEDULED))  # fmt: skip
+            old = Selection(event=row.name, key_prefix=prefix, status=Status.SCHEDULED)
+            for page in self.listing.pages(old, size=_AT_ONCE):
+                self._cancel([one.id for one in page if _nominal_at(one, len(prefix)) >= from_at])
 
-    def _cancel(self, selection: Selection) -> int:
-        cancelled = 0
-        for ids in self.listing.ids(selection, size=_AT_ONCE):
-            results = self.cancellation.cancel_many(ids, because="its series was changed")
-            cancelled += sum(isinstance(result, Message) for result in results)
-        return cancelled
+    def _cancel(self, ids: Sequence[UUID]) -> int:
+        results = self.cancellation.cancel_many(ids, because="its series was changed")
+        return sum(isinstance(result, Message) for result in results)
 
     def _row(self, name: str) -> SeriesRow:
         row = self.series_rows.get(PREFIX + check_text("name", name, longest=MAX_NAME))
@@ -542,6 +545,16 @@ def _message(
 def _left_out(times: Sequence[T], missed: str) -> Sequence[T]:
     """Return those of the missed times, in order, that get no message."""
     return {"all": times[:0], "last": times[:-1], "none": times}[missed]
+
+
+def _nominal_at(message: Message, start: int) -> datetime:
+    """Return the instant of an occurrence by its key; of a repeated wall time the first."""
+    text = _OF_ONE.sub("", (message.idempotency_key or "")[start:])
+    nominal = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    if nominal.tzinfo is not None:
+        return nominal
+    zone = known_zone(message.zone)
+    return message.send_at if zone is None else nominal.replace(tzinfo=rules(zone))
 
 
 def _digest(text: str) -> str:

@@ -208,6 +208,42 @@ def test_a_change_from_a_day_on_leaves_those_before(build: Build) -> None:
     assert book(house, later=DAY) == 1
 
 
+@on_sqlite
+def test_a_change_cuts_by_nominal_times(build: Build) -> None:
+    """No recipient loses an occurrence that is spread over the cut, or gets two of a day."""
+    house = build(quotas=ROOMY)
+    crowd = [f"r{number}" for number in range(9)]
+    add(house, rule="FREQ=WEEKLY;BYDAY=SA;BYHOUR=9", recipients=crowd, spread="3 days")
+    add(house, "alone", zone="Europe/Berlin")
+    book(house)
+    house.moved.advance(2 * DAY)
+    before, moved = booked(house), booked(house, "alone")[9]
+    house.dispatcher.reschedule(moved.id, send_at=moved.send_at - 7 * DAY)
+    series = house.parts.series_list
+    for name, since in (("daily", None), ("alone", moved.send_at)):
+        series.change(name, {"body": {"new": True}}, since)
+    book(house)
+    times = [(message.recipient, message.send_at) for message in booked(house)]
+    assert {(message.recipient, message.send_at) for message in before} <= set(times)
+    days = Counter(message.send_at for message in booked(house, "alone"))
+    assert max(days.values()) == 1
+    assert moved.send_at in days
+
+
+@on_sqlite
+def test_a_change_after_a_pass_that_died_leaves_one_of_each(build: Build) -> None:
+    """Also of those that come within the horizon, which no pass has noted as booked."""
+    house = build(quotas=ROOMY)
+    add(house, rule="FREQ=DAILY;BYHOUR=11;BYMINUTE=0;BYSECOND=10", start="2100-01-01T11:00")
+    arm("series.after_batch=raise")
+    with pytest.raises(InjectedFault):
+        book(house)
+    arm(None)
+    house.parts.series_list.change("daily", {"body": {"new": True}}, None)
+    book(house)
+    assert [message.body for message in booked(house)] == [{"new": True}] * 35
+
+
 def test_a_paused_series_keeps_its_places_and_misses_what_passes(build: Build) -> None:
     house = build(quotas=ROOMY)
     add(house, missed="none")
