@@ -212,11 +212,11 @@ class Erasure:
         cancelled = blanked = under_way = 0
         # Also as it is given: a message may be older than the rule of its channel.
         for name in dict.fromkeys([*self.settings.spellings.all(recipient), recipient]):
+            cancelled += self.series_list.forget(name)  # first: they would book more
             cancelled += self.suppression_list.cancel(name, None, because=ERASED)
             self._drop_held(name)
             while batch := self.personal_data.blank(name, limit=_AT_ONCE):
                 blanked += batch
-            self.series_list.forget(name)
             self.personal_data.forget(name, keep_opt_out=keep_opt_out)
             self._forget_in_redis(scope_name(name))
             under_way += self.personal_data.under_way(name)

@@ -144,7 +144,7 @@ class Series(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
     ) -> SeriesRow:
         """Return a row that is due, with another token.
 
-        ``replaced`` are earlier tokens; their occurrences from an instant on are cancelled, by their nominal times.
+        ``replaced`` are earlier tokens: of each the occurrences from a nominal time on are cancelled.
         """
         definition = self.model_dump(
             mode="json", exclude={"name", "booked_until"}, exclude_none=True
@@ -234,11 +234,17 @@ class SeriesList:
 
     def remove(self, name: str) -> int:
         """End a series; return how many of its messages were cancelled."""
-        row = self._row(name)
+        cancelled = self._remove(self._row(name))
+        if cancelled is None:
+            raise StoreUnavailable("another call has changed the series", remedy="try again")
+        return cancelled
+
+    def _remove(self, row: SeriesRow) -> int | None:
+        """End a series, unless another call has changed it."""
         definition = {**row.definition, "removed": True}
         gone = row._replace(token=token_hex(6), look_at=self.clock.now(), definition=definition)
         if not self.series_rows.change(row.token, gone):
-            raise StoreUnavailable("another call has changed the series", remedy="try again")
+            return None
         fault("series.after_removal")
         return self._end(gone)
 
@@ -249,18 +255,33 @@ class SeriesList:
         self.series_rows.remove(row.name, row.token)
         return cancelled
 
-    def forget(self, recipient: str) -> None:
-        """Take a recipient out of every list; a series that has no other one ends."""
-        for row in self.series_rows.all(size=_AT_ONCE):
-            listed = row.definition["recipients"]
-            left = [who for who in listed if isinstance(listed, list) and who[0] != recipient]
-            if isinstance(listed, str) or len(left) == len(listed):
-                continue
-            if left:
-                definition = {**row.definition, "recipients": left}
-                self.series_rows.change(row.token, row._replace(definition=definition))
-            else:
-                self.remove(row.name.removeprefix(PREFIX))
+    def forget(self, recipient: str) -> int:
+        """Take a recipient out of every list; a series that has no other one ends.
+
+        A pass that has read it before stores nothing more. Return how many messages of series that
+        end were cancelled.
+        """
+        cancelled = 0
+        for read in self.series_rows.all(size=_AT_ONCE):
+            row: SeriesRow | None = read
+            while row is not None and recipient in _addresses(row):
+                if "removed" in row.definition:
+                    cancelled += self._end(row)
+                elif len(_addresses(row)) == 1:
+                    cancelled += self._remove(row) or 0
+                else:
+                    self._take_out(row, recipient)
+                row = self.series_rows.get(row.name)
+        return cancelled
+
+    def _take_out(self, row: SeriesRow, recipient: str) -> None:
+        now = self.clock.now()
+        covered = row.covered or now
+        replaced = [*row.definition["replaced"], (row.token, covered.isoformat())]
+        left = [who for who in row.definition["recipients"] if who[0] != recipient]
+        definition = {**row.definition, "recipients": left, "replaced": replaced}
+        changed = row._replace(token=token_hex(6), look_at=now, definition=definition)
+        self.series_rows.change(row.token, changed)
 
     def pause(self, name: str) -> None:
         self.pauses.add(PAUSED_EVENT, self._row(name).name)
@@ -550,11 +571,16 @@ def _left_out(times: Sequence[T], missed: str) -> Sequence[T]:
 def _nominal_at(message: Message, start: int) -> datetime:
     """Return the instant of an occurrence by its key; of a repeated wall time the first."""
     text = _OF_ONE.sub("", (message.idempotency_key or "")[start:])
-    nominal = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    nominal = datetime.fromisoformat(text)
     if nominal.tzinfo is not None:
         return nominal
     zone = known_zone(message.zone)
     return message.send_at if zone is None else nominal.replace(tzinfo=rules(zone))
+
+
+def _addresses(row: SeriesRow) -> set[str]:
+    listed = row.definition["recipients"]
+    return set() if isinstance(listed, str) else {who[0] for who in listed}
 
 
 def _digest(text: str) -> str:

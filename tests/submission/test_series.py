@@ -322,6 +322,38 @@ def test_an_erased_recipient_leaves_every_series(build: Build) -> None:
     assert {message.recipient for message in booked(house, "both")} == {"bob"}
 
 
+def test_a_pass_that_has_read_an_erased_recipient_stores_nothing_of_it(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it write the recipient back, or book the others twice."""
+    house = build(quotas=ROOMY)
+    add(house, "both", recipients=["ada", "bob"])
+    add(house, "going")
+    take = house.parts.series_rows.take_due
+    arm("series.after_batch=raise")
+    with pytest.raises(InjectedFault):
+        book(house)
+    arm("series.after_removal=raise")
+    with pytest.raises(InjectedFault):
+        house.parts.series_list.remove("going")
+    arm(None)
+
+    def take_late(*args: Any, **more: Any) -> Any:
+        rows = take(*args, **more)
+        monkeypatch.undo()
+        house.dispatcher.erase("ada")
+        return rows
+
+    monkeypatch.setattr(house.parts.series_rows, "take_due", take_late)
+    book(house, later=5 * MINUTE)
+    book(house, later=5 * MINUTE)
+    stored = [str(row.definition) for row in house.parts.series_rows.all(size=10)]
+    assert "ada" not in str(stored)
+    assert [*house.dispatcher.select(recipient="ada")] == []
+    times = Counter(message.send_at for message in booked(house, "both"))
+    assert (len(times), set(times.values())) == (35, {1})
+
+
 @pytest.mark.parametrize(
     ("fields", "field", "match"),
     [
