@@ -25,6 +25,7 @@ from dispatcher.errors import (
     DispatcherError,
     IdempotencyConflict,
     InvalidValue,
+    QuotaExceeded,
     StoreUnavailable,
     Unavailable,
     load_named,
@@ -144,7 +145,7 @@ class Series(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
     ) -> SeriesRow:
         """Return a row that is due, with another token.
 
-        ``replaced`` are earlier tokens: of each the occurrences from a nominal time on are cancelled.
+        ``replaced`` are earlier tokens: their occurrences from a nominal time on are cancelled.
         """
         definition = self.model_dump(
             mode="json", exclude={"name", "booked_until"}, exclude_none=True
@@ -182,17 +183,23 @@ class SeriesList:
     cancellation: Cancellation
 
     def add(self, name: str, wish: Mapping[str, Any]) -> Series:
-        series, now = self._read(name, wish), self.clock.now()
-        row = series.row(now, now)
-        if not self.series_rows.add(row):
-            known = self.get(name)
-            again = self._read(name, {"start": known.start} | dict(wish))
-            if known.model_copy(update={"booked_until": None, "skipped": ()}) != again:
-                raise InvalidValue(
-                    "name", f"there is a series {quoted(name)}", "another, or change"
-                )
-            return known
-        return Series.of(row)
+        name = check_text("name", name, longest=MAX_NAME)
+        row = self.series_rows.get(PREFIX + name)
+        if row is None:
+            series, now = self._read(name, wish), self.clock.now()
+            self._check(series)
+            row = series.row(now, now)
+            if self.series_rows.add(row):
+                return Series.of(row)
+            row = self.series_rows.get(PREFIX + name)
+        if row is None or "removed" in row.definition:
+            raise StoreUnavailable("the series of this name is being removed", remedy="try again")
+        known = Series.of(row)
+        start = wish.get("start")
+        again = self._read(name, {**wish, "start": known.start if start is None else start})
+        if known.model_copy(update={"booked_until": None, "skipped": ()}) != again:
+            raise InvalidValue("name", f"there is a series {quoted(name)}", "another, or change")
+        return known
 
     def get(self, name: str) -> Series:
         return Series.of(self._row(name))
@@ -223,6 +230,7 @@ class SeriesList:
             if wish.get(field) is not None:
                 del known[instead]
         series = self._read(before.name, known | dict(wish))
+        self._check(series)
         since = min(since, covered)  # what a pass books behind it is booked anew
         replaced = [*row.definition["replaced"], (row.token, since.isoformat())]
         changed = series.row(now, since, replaced)
@@ -249,10 +257,21 @@ class SeriesList:
         return self._end(gone)
 
     def _end(self, row: SeriesRow) -> int:
-        left = Selection(event=row.name, status=Status.SCHEDULED)
-        cancelled = sum(map(self._cancel, self.listing.ids(left, size=_AT_ONCE)))
+        """Cancel what is left of a removed series, unless another process has done so meanwhile.
+
+        Then what this one reads may belong to a new series of that name.
+        """
+        cancelled = 0
+        for ids in self.listing.ids(
+            Selection(event=row.name, status=Status.SCHEDULED), size=_AT_ONCE
+        ):
+            still = self.series_rows.get(row.name)
+            if still is None or still.token != row.token:
+                return cancelled
+            cancelled += self._cancel(ids)
         fault("series.after_cancel")
-        self.series_rows.remove(row.name, row.token)
+        if self.series_rows.remove(row.name, row.token):
+            self.pauses.end(PAUSED_EVENT, row.name)
         return cancelled
 
     def forget(self, recipient: str) -> int:
@@ -471,7 +490,7 @@ class SeriesList:
     # What callers ask for.
 
     def _read(self, name: str, wish: Mapping[str, Any]) -> Series:
-        """Validate a series. Raises InvalidValue, and what refuses the first drafts."""
+        """Return a series as it would be stored. Raises InvalidValue."""
         of = {"zone": self.settings.zone} | {k: v for k, v in wish.items() if v is not None}
         rule, until, count = (of.pop(part, None) for part in ("rule", "until", "count"))
         if "recipient" in of:
@@ -500,9 +519,7 @@ class SeriesList:
             wrong = refusal(error, Series.model_fields)
             field = wrong.field.partition(".")[0]
             raise InvalidValue(field, wrong.problem, wrong.accepted) from None
-        series = series.model_copy(update={"rule": recurrence.rule, "start": start})
-        self._check(series)
-        return series
+        return series.model_copy(update={"rule": recurrence.rule, "start": start})
 
     def _check(self, series: Series) -> None:
         """Refuse what would never be booked; by the first occurrence of each recipient."""
@@ -527,8 +544,16 @@ class SeriesList:
             judged.add(zone)
         if series.conflict == "refuse":
             drafts = self._drafts(series.row(now, now), series, now, set())
-            if refused := self.submitter.plan(drafts, total=None, progress=None).rejections:
-                raise refused[0].error
+            for refused in self.submitter.plan(drafts, total=None, progress=None).rejections:
+                if not self._is_in_its_own_way(series, refused.error):
+                    raise refused.error
+
+    def _is_in_its_own_way(self, series: Series, error: DispatcherError) -> bool:
+        """Tell whether messages of the series, which a change cancels, take part in a refusal."""
+        if not isinstance(error, QuotaExceeded):
+            return False
+        rows = self.messages.movables(list(error.conflicting))
+        return any(row.message.event == PREFIX + series.name for row in rows.values())
 
     def _check_density(self, series: Series, zone: str, first_ms: int, scope: Scope) -> None:
         if len(series.recurrence.between(zone, first_ms, first_ms + DAY_MS)) > _MOST_A_DAY:

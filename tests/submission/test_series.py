@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dispatcher import DispatcherError, InvalidValue, Message, QuotaExceeded
+from dispatcher import DispatcherError, InvalidValue, Message, QuotaExceeded, StoreUnavailable
 from dispatcher.faults import InjectedFault, arm
 from tests.support.examples import examples
 from tests.support.house import FAR, House, let_graces_pass
@@ -188,13 +188,65 @@ def test_a_series_that_is_changed_meanwhile_delays_no_other(
     assert {message.send_at.hour for message in booked(house)} == {10}
 
 
-def test_a_series_may_be_added_again_as_it_is(build: Build) -> None:
-    house = build(quotas=ROOMY)
-    first = add(house)
-    book(house, later=DAY)
-    assert add(house).model_copy(update={"booked_until": first.booked_until}) == first
+@pytest.mark.parametrize("conflict", ["skip", "refuse"])
+def test_a_series_may_be_added_again_as_it_is(build: Build, conflict: str) -> None:
+    """Also once its places are its own, and after its end."""
+    house = build(quotas="1/hour")
+    fields = {"conflict": conflict, "until": "2100-01-20T00:00"}
+    first = add(house, **fields)
+    for later in (DAY, 40 * DAY):
+        book(house, later=later)
+        again = add(house, **fields, start=None)
+        assert again.model_copy(update={"booked_until": first.booked_until}) == first
     with pytest.raises(InvalidValue, match="there is a series"):
         add(house, rule="FREQ=DAILY;BYHOUR=10")
+
+
+@on_sqlite
+def test_a_series_that_refuses_is_not_in_its_own_way(build: Build) -> None:
+    house = build(quotas="1/hour")
+    add(house, conflict="refuse")
+    book(house)
+    house.parts.series_list.change("daily", {"body": {"new": True}}, None)
+    book(house)
+    assert [message.body for message in booked(house)] == [{"new": True}] * 35
+    house.submit(recipient="ada", send_at=FAR.replace(hour=18) + 3 * DAY)
+    with pytest.raises(QuotaExceeded):
+        house.parts.series_list.change("daily", {"rule": "FREQ=DAILY;BYHOUR=18"}, None)
+
+
+@on_sqlite
+def test_a_late_removal_leaves_a_new_series_of_that_name(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its messages, and its pause; that of the removed one has ended."""
+    house = build(quotas=ROOMY)
+    add(house)
+    book(house)
+    series, take = house.parts.series_list, house.parts.series_rows.take_due
+    series.pause("daily")
+    arm("series.after_removal=raise")
+    with pytest.raises(InjectedFault):
+        series.remove("daily")
+    arm(None)
+    with pytest.raises(StoreUnavailable, match="being removed"):
+        add(house)
+
+    def take_late(*args: Any, **more: Any) -> Any:
+        rows = take(*args, **more)
+        monkeypatch.undo()
+        house.moved.advance(5 * MINUTE)
+        book(house)
+        assert house.dispatcher.pauses() == ()
+        add(house)
+        series.pause("daily")
+        assert book(house) == 35
+        return rows
+
+    monkeypatch.setattr(house.parts.series_rows, "take_due", take_late)
+    book(house)
+    assert len(booked(house)) == 35
+    assert len(house.dispatcher.pauses()) == 1
 
 
 def test_a_change_from_a_day_on_leaves_those_before(build: Build) -> None:
