@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from hashlib import sha256
 from itertools import islice
 from secrets import token_hex
@@ -32,7 +32,16 @@ from dispatcher.errors import (
     quoted,
 )
 from dispatcher.faults import fault
-from dispatcher.message import Draft, Message, OnUnknown, Status, check_text, reason_of
+from dispatcher.message import (
+    Draft,
+    Message,
+    OnUnknown,
+    Status,
+    check_body,
+    check_recipient,
+    check_text,
+    reason_of,
+)
 from dispatcher.quota import Quota
 from dispatcher.reservation.rulebook import RuleBook
 from dispatcher.scope import Scope
@@ -46,7 +55,7 @@ from dispatcher.store.schema import PAUSED_EVENT
 from dispatcher.store.series import SeriesRow, SeriesRows
 from dispatcher.submission.changes import Cancellation
 from dispatcher.submission.pipeline import Submitter
-from dispatcher.submission.validation import DraftValidator, Occurring
+from dispatcher.submission.validation import DraftValidator, Occurring, known_channel
 from dispatcher.times.clock import MILLISECOND, Clock
 from dispatcher.times.recurrence import Gap, Occurrence, Recurrence, Repeat
 from dispatcher.times.send_time import (
@@ -463,9 +472,24 @@ class SeriesList:
             return series.recipients
         path = self.settings.series_recipients[series.recipients]
         source = load_named(f"series_recipients.{series.recipients}", path, _CALLABLE)
-        return (
-            Recipient(named) if isinstance(named, str) else Recipient(*named) for named in source()
-        )
+        return self._well_formed(series, source())
+
+    def _well_formed(self, series: Series, named: Iterable[Any]) -> Iterator[Recipient]:
+        """Yield the recipients of a named list; what is none must not keep the others waiting."""
+        left_out = 0
+        for one in named:
+            try:
+                who = Recipient(one) if isinstance(one, str) else Recipient(*one)
+                check_recipient(who.recipient)
+                check_zone(self._zone(series, who.zone))
+                dict(who.data or ())
+            except (TypeError, ValueError, DispatcherError):
+                left_out += 1
+            else:
+                yield who
+        if left_out:
+            log.warning("%s: %d entries of %s are left out: accepted is (address, zone, data)",
+                        series.name, left_out, series.recipients)  # fmt: skip
 
     def _zone(self, series: Series, zone: str | None) -> str:
         return (zone or self.settings.zone) if series.zone == LOCAL else series.zone
@@ -511,7 +535,10 @@ class SeriesList:
             series = Series(name=check_text("name", name, longest=MAX_NAME), rule="", **of)
             start = series.start
             if start.tzinfo is not None:
-                start = start.astimezone(rules(self._zone(series, None))).replace(tzinfo=None)
+                zone = rules(self._zone(series, None))
+                start = _shown(start, zone, "start").replace(tzinfo=None)
+            if isinstance(until, datetime) and until.tzinfo is not None:
+                until = _shown(until, UTC, "until")
             recurrence = Recurrence.parse(
                 rule, start=start, until=until, count=count, gap=series.gap, repeat=series.repeat
             )
@@ -529,6 +556,7 @@ class SeriesList:
                 accepted = ", ".join(self.settings.series_recipients) or "a list"
                 problem = f"there is no {quoted(series.recipients)} in series_recipients"
                 raise InvalidValue("recipients", problem, accepted)
+            self._check_contents(series)
             return
         for who in series.recipients:
             zone = self._zone(series, who.zone)
@@ -554,6 +582,15 @@ class SeriesList:
             return False
         rows = self.messages.movables(list(error.conflicting))
         return any(row.message.event == PREFIX + series.name for row in rows.values())
+
+    def _check_contents(self, series: Series) -> None:
+        """Refuse what no recipient of a named list would get."""
+        known_channel(series.channel, self.settings)
+        if series.template is None:
+            most, depth = self.settings.body_max_bytes, self.settings.body_max_depth
+            check_body(series.body, max_bytes=most, max_depth=depth)
+        elif series.body is not None:
+            raise InvalidValue("body", "given together with template", "one of them")
 
     def _check_density(self, series: Series, zone: str, first_ms: int, scope: Scope) -> None:
         if len(series.recurrence.between(zone, first_ms, first_ms + DAY_MS)) > _MOST_A_DAY:
@@ -586,6 +623,14 @@ def _message(
     if who.data is not None:
         message["data"] = {**message.get("data", {}), **who.data}
     return {"recipient": who.recipient, "zone": zone, **time, **message}
+
+
+def _shown(moment: datetime, zone: tzinfo, field: str) -> datetime:
+    try:
+        return moment.astimezone(zone)
+    except (OverflowError, ValueError):
+        accepted = "a time of the years 1 to 9999"
+        raise InvalidValue(field, f"{quoted(moment)} is out of range", accepted) from None
 
 
 def _left_out(times: Sequence[T], missed: str) -> Sequence[T]:

@@ -22,6 +22,7 @@ MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 ROOMY = "1000/hour"
 HI = {"text": "{{ who }} {{ of }}"}
 MEMBERS: list[Any] = []
+NAMED = "tests.submission.test_series:members"
 DEATHS = (
     "series.after_take", "series.after_batch", "submit.before_reserve", "submit.after_reserve",
     "submit.after_commit",
@@ -322,7 +323,7 @@ def test_missed_occurrences(build: Build, missed: str, number: int) -> None:
 
 def test_each_recipient_has_its_own_zone_spread_and_data(build: Build) -> None:
     house = build(
-        quotas=ROOMY, series_recipients={"members": "tests.submission.test_series:members"},
+        quotas=ROOMY, series_recipients={"members": NAMED},
         channels={"memory": {"transport": "memory", "templates": {"hi": HI}}},
     )  # fmt: skip
     MEMBERS[:] = [
@@ -341,6 +342,21 @@ def test_each_recipient_has_its_own_zone_spread_and_data(build: Build) -> None:
     MEMBERS[:] = [("cyd", "Asia/Tokyo", {"who": "Cyd"}), *MEMBERS[1:]]
     assert book(house, later=HOUR) == 0
     assert book(house, later=DAY) == 31, "who is new gets all that is to come"
+
+
+@on_sqlite
+def test_what_is_no_recipient_keeps_no_other_one_waiting(
+    build: Build, caplog: pytest.LogCaptureFixture
+) -> None:
+    house = build(quotas=ROOMY, series_recipients={"members": NAMED})
+    junk = [None, 5, (), (5,), "", "a\ud800", b"ada", ("ada", "Mars/X"), ("ada", ["x"]),
+            ("ada", None, 7), ("ada", None, {}, 1)]  # fmt: skip
+    MEMBERS[:] = ["eve", *junk, "bob"]
+    add(house, zone="local", recipients="members")
+    assert book(house) == 60
+    assert {message.recipient for message in booked(house)} == {"bob", "eve"}
+    assert f"{len(junk)} entries of members are left out" in caplog.text
+    assert book(house, later=5 * MINUTE) == 0
 
 
 @pytest.mark.parametrize(
@@ -424,12 +440,17 @@ def test_a_pass_that_has_read_an_erased_recipient_stores_nothing_of_it(
         ({"body": None}, "body", "neither"),
         ({"start": "soon"}, "start", "time"),
         ({"colour": "red"}, "colour", "no such"),
+        ({"start": "0001-01-01T00:00+05:00"}, "start", "out of range"),
+        ({"until": "9999-12-31T23:59-05:00"}, "until", "out of range"),
+        ({"recipients": "members", "channel": "pigeon"}, "channel", "no channel"),
+        ({"recipients": "members", "body": {"x": object()}}, "body.x", "an object"),
+        ({"recipients": "members", "body": None}, "body", "nothing"),
     ],
 )
 def test_what_would_never_be_booked_is_refused(
     build: Build, fields: dict[str, Any], field: str, match: str
 ) -> None:
-    house = build(quotas="5/hour")
+    house = build(quotas="5/hour", series_recipients={"members": NAMED})
     if "recipients" in fields:
         fields = {"recipient": None} | fields
     with pytest.raises(InvalidValue, match=match) as refused:
