@@ -24,6 +24,7 @@ from dispatcher.submission.moves import Move, Moves
 from dispatcher.submission.reserver import Reserver
 from dispatcher.submission.validation import (
     check_choice,
+    event_name,
     is_set,
     new_event,
     no_event,
@@ -61,7 +62,7 @@ class EventList:
         return event
 
     def set(self, name: str, at: datetime | str, zone: str | None) -> Event:
-        name = check_text("event", name, longest=MAX_EVENT)
+        name = event_name(name)
         wanted = new_event(name, at, zone)
         self.event_rows.add(wanted)
         event = self._open(name)

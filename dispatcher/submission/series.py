@@ -55,7 +55,7 @@ from dispatcher.store.schema import PAUSED_EVENT
 from dispatcher.store.series import SeriesRow, SeriesRows
 from dispatcher.submission.changes import Cancellation
 from dispatcher.submission.pipeline import Submitter
-from dispatcher.submission.validation import DraftValidator, Occurring, known_channel
+from dispatcher.submission.validation import SERIES, DraftValidator, Occurring, known_channel
 from dispatcher.times.clock import MILLISECOND, Clock
 from dispatcher.times.recurrence import Gap, Occurrence, Recurrence, Repeat
 from dispatcher.times.send_time import (
@@ -71,8 +71,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-PREFIX = "series:"
-"""Begins the name of the event of a series, and the keys of its occurrences."""
 LOCAL = "local"
 MAX_NAME = 100
 _AT_ONCE = 1_000
@@ -146,7 +144,7 @@ class Series(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
     @classmethod
     def of(cls, row: SeriesRow) -> Self:
         stored = {name: row.definition[name] for name in cls.model_fields if name in row.definition}
-        name = row.name.removeprefix(PREFIX)
+        name = row.name.removeprefix(SERIES)
         return cls.model_validate(stored | {"name": name, "booked_until": row.covered})
 
     def row(
@@ -160,7 +158,7 @@ class Series(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
             mode="json", exclude={"name", "booked_until"}, exclude_none=True
         )
         definition["replaced"] = replaced
-        return SeriesRow(PREFIX + self.name, token_hex(6), definition, covered, now)
+        return SeriesRow(SERIES + self.name, token_hex(6), definition, covered, now)
 
     @property
     def recurrence(self) -> Recurrence:
@@ -193,14 +191,14 @@ class SeriesList:
 
     def add(self, name: str, wish: Mapping[str, Any]) -> Series:
         name = check_text("name", name, longest=MAX_NAME)
-        row = self.series_rows.get(PREFIX + name)
+        row = self.series_rows.get(SERIES + name)
         if row is None:
             series, now = self._read(name, wish), self.clock.now()
             self._check(series)
             row = series.row(now, now)
             if self.series_rows.add(row):
                 return Series.of(row)
-            row = self.series_rows.get(PREFIX + name)
+            row = self.series_rows.get(SERIES + name)
         if row is None or "removed" in row.definition:
             raise StoreUnavailable("the series of this name is being removed", remedy="try again")
         known = Series.of(row)
@@ -214,7 +212,7 @@ class SeriesList:
         return Series.of(self._row(name))
 
     def all(self, after: str | None = None) -> Iterator[Series]:
-        begin = "" if after is None else PREFIX + check_text("after", after, longest=MAX_NAME)
+        begin = "" if after is None else SERIES + check_text("after", after, longest=MAX_NAME)
         rows = self.series_rows.all(size=_AT_ONCE, after=begin)
         return (Series.of(row) for row in rows if "removed" not in row.definition)
 
@@ -458,7 +456,7 @@ class SeriesList:
             missed = _left_out([one for one in times if one.at_ms < to_ms(now)], series.missed)
             of_one = f":{_digest(who.recipient)}" if is_named or len(series.recipients) > 1 else ""
             for one in times[len(missed) :]:
-                key = f"{PREFIX}{row.token}:{one.nominal}{of_one}"
+                key = f"{SERIES}{row.token}:{one.nominal}{of_one}"
                 yield Occurring(
                     **_message(series, who, zone, one, now),
                     idempotency_key=key,
@@ -496,7 +494,7 @@ class SeriesList:
 
     def _cancel_replaced(self, row: SeriesRow) -> None:
         for token, since in row.definition["replaced"]:
-            prefix, from_at = f"{PREFIX}{token}:", datetime.fromisoformat(since)
+            prefix, from_at = f"{SERIES}{token}:", datetime.fromisoformat(since)
             old = Selection(event=row.name, key_prefix=prefix, status=Status.SCHEDULED)
             for page in self.listing.pages(old, size=_AT_ONCE):
                 self._cancel([one.id for one in page if _nominal_at(one, len(prefix)) >= from_at])
@@ -506,7 +504,7 @@ class SeriesList:
         return sum(isinstance(result, Message) for result in results)
 
     def _row(self, name: str) -> SeriesRow:
-        row = self.series_rows.get(PREFIX + check_text("name", name, longest=MAX_NAME))
+        row = self.series_rows.get(SERIES + check_text("name", name, longest=MAX_NAME))
         if row is None or "removed" in row.definition:
             raise InvalidValue("name", f"there is no series {quoted(name)}", "that of a series")
         return row
@@ -581,7 +579,7 @@ class SeriesList:
         if not isinstance(error, QuotaExceeded):
             return False
         rows = self.messages.movables(list(error.conflicting))
-        return any(row.message.event == PREFIX + series.name for row in rows.values())
+        return any(row.message.event == SERIES + series.name for row in rows.values())
 
     def _check_contents(self, series: Series) -> None:
         """Refuse what no recipient of a named list would get."""

@@ -53,6 +53,8 @@ from dispatcher.times.send_time import to_ms
 if TYPE_CHECKING:
     from dispatcher.body_types import AnyBody
 
+SERIES = "series:"
+"""Begins the name of the event of a series, and the keys of its occurrences."""
 _AT_IT = Offset()
 _ON_CONFLICT: tuple[str, ...] = get_args(OnConflict)
 Check = Callable[[str, str, Body], object]
@@ -247,7 +249,7 @@ def _wish(draft: Draft, send_at: datetime) -> tuple[str | None, Offset, Event | 
         if draft.zone is not None and draft.send_at is not None:
             local = send_time.local_wish(draft.send_at, send_at, draft.zone)
         return local, _AT_IT, None
-    name = check_text("event", draft.event, longest=MAX_EVENT)
+    name = event_name(draft.event)
     if draft.send_at is not None or draft.send_in is not None:
         given = "send_in" if draft.send_at is None else "send_at"
         raise InvalidSendTime(given, "given together with event", "one of them")
@@ -255,6 +257,14 @@ def _wish(draft: Draft, send_at: datetime) -> tuple[str | None, Offset, Event | 
         event_at = new_event(name, draft.event_at, draft.zone, fold=draft.fold, field="event_at")
     offset = Offset.parse(draft.offset)
     return str(offset), offset, event_at
+
+
+def event_name(value: object) -> str:
+    """Return the name of an event. Raises InvalidDraft for that of a series."""
+    name = check_text("event", value, longest=MAX_EVENT)
+    if name.startswith(SERIES):
+        raise InvalidDraft("event", f"{SERIES} begins the events of series", "another name")
+    return name
 
 
 def new_event(

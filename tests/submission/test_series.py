@@ -12,7 +12,14 @@ from typing import Any
 
 import pytest
 
-from dispatcher import DispatcherError, InvalidValue, Message, QuotaExceeded, StoreUnavailable
+from dispatcher import (
+    DispatcherError,
+    InvalidDraft,
+    InvalidValue,
+    Message,
+    QuotaExceeded,
+    StoreUnavailable,
+)
 from dispatcher.faults import InjectedFault, arm
 from tests.support.examples import examples
 from tests.support.house import FAR, House, let_graces_pass
@@ -349,7 +356,7 @@ def test_what_is_no_recipient_keeps_no_other_one_waiting(
     build: Build, caplog: pytest.LogCaptureFixture
 ) -> None:
     house = build(quotas=ROOMY, series_recipients={"members": NAMED})
-    junk = [None, 5, (), (5,), "", "a\ud800", b"ada", ("ada", "Mars/X"), ("ada", ["x"]),
+    junk: list[Any] = [None, 5, (), (5,), "", "a\ud800", b"ada", ("ada", "Mars/X"), ("ada", ["x"]),
             ("ada", None, 7), ("ada", None, {}, 1)]  # fmt: skip
     MEMBERS[:] = ["eve", *junk, "bob"]
     add(house, zone="local", recipients="members")
@@ -420,6 +427,18 @@ def test_a_pass_that_has_read_an_erased_recipient_stores_nothing_of_it(
     assert [*house.dispatcher.select(recipient="ada")] == []
     times = Counter(message.send_at for message in booked(house, "both"))
     assert (len(times), set(times.values())) == (35, {1})
+
+
+@on_sqlite
+def test_no_event_has_the_name_of_a_series(build: Build) -> None:
+    house = build(quotas=ROOMY)
+    add(house)
+    for name in ("series:daily", "series:new"):
+        with pytest.raises(InvalidDraft, match="events of series"):
+            house.dispatcher.events.set(name, FAR + DAY)
+        with pytest.raises(InvalidDraft, match="events of series"):
+            house.submit(recipient="ada", send_at=None, event=name, event_at=FAR + DAY)
+    add(house, "new")
 
 
 @pytest.mark.parametrize(
