@@ -1,38 +1,33 @@
-"""A rule of repetition, and the instants that it means in a zone.
+"""Rules of repetition, RFC 5545 or cron, and the instants that they mean in a zone.
 
-YEARLY to DAILY go by the clocks on the wall. HOURLY, MINUTELY and SECONDLY go by elapsed time from
-the start's instant, and their BY parts judge what the clocks show at an instant; the hours of an
-HOURLY that names minutes begin with the hour of its start. ``dateutil`` finds the days. It is asked
-from the last period before the wanted time, so that a rule costs the same far from its start, and
-near the end of its calendar, so that a search ends: days repeat themselves every 400 years. A rule
-that is silent for a century has ended.
+YEARLY to DAILY go by the clocks on the wall; ``dateutil`` finds their days. It is asked from the
+last period before the wanted time, so that a rule costs the same far from its start, and near the
+end of its calendar, so that a search ends: days repeat themselves every 400 years. HOURLY, MINUTELY
+and SECONDLY go by elapsed time from the start's instant, and their BY parts judge what the clocks
+show at an instant; the hours of an HOURLY that names minutes begin with the hour of its start.
+
+Cron goes by the clocks, or by elapsed time where its hours are ``*``. Where days of the month and
+of the week are both restricted either suffices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+import re
+from calendar import monthrange
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from functools import lru_cache
-from itertools import groupby, islice, pairwise
-from typing import Any, Literal, NamedTuple, Self, get_args
+from heapq import merge
+from itertools import islice, takewhile
+from typing import Literal, NamedTuple, Self, get_args
 from zoneinfo import ZoneInfo
 
-from dateutil import rrule
+from dateutil.rrule import rrulestr
 
 from dispatcher.errors import InvalidValue, plain, quoted
 from dispatcher.times import zones
 from dispatcher.times.clock import MILLISECOND
-from dispatcher.times.rules import (
-    BY_ELAPSED_TIME,
-    MAX_COUNT,
-    MAX_TEXT,
-    Lines,
-    Rule,
-    basic,
-    read,
-    refusal,
-)
 from dispatcher.times.zones import DAY_MS
 
 Gap = Literal["after", "before", "skip"]
@@ -44,15 +39,50 @@ Gap = Literal["after", "before", "skip"]
 Repeat = Literal["first", "second", "both"]
 """At which of its two instants a wall time counts that a clock change repeats."""
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC).replace(tzinfo=None)
-_DAY, _NOTHING = timedelta(days=1), timedelta()
-_LEAST_YEAR, _MOST_YEAR = 1970, 9_000
-_CENTURY_MS = 36_525 * DAY_MS
-_LAST_MS = 7_700 * 365 * DAY_MS
-_SEARCHED_YEAR = 9_799
-"""The last in which dateutil begins: an interval and a search take a century each."""
-_PATIENCE = 300_000
-"""So many steps in a row without an instant end the search of a rule by elapsed time."""
+MAX_TEXT, MAX_RULES, MAX_COUNT = 2_000, 10, 10_000
+_EPOCH, _YEARS = datetime(1970, 1, 1, tzinfo=UTC), range(1970, 9_001)
+_CENTURY_MS, _LAST_MS = 36_525 * DAY_MS, 7_700 * 365 * DAY_MS
+_SEARCHED_YEAR = 9_799  # dateutil begins no later: an interval and a search take a century each
+_PATIENCE = 40_000  # so many idle steps end the search of a rule by elapsed time
+_ELAPSED_MS = {"HOURLY": 3_600_000, "MINUTELY": 60_000, "SECONDLY": 1_000}
+_LENGTHS_MS = {
+    "YEARLY": 366 * DAY_MS, "MONTHLY": 31 * DAY_MS, "WEEKLY": 7 * DAY_MS, "DAILY": DAY_MS,
+    **_ELAPSED_MS,
+}  # fmt: skip
+_CLOCK = {"BYHOUR": (3_600_000, 24), "BYMINUTE": (60_000, 60), "BYSECOND": (1_000, 60)}
+# dateutil mistakes weeks 52, 53, -52 and -53 for others where years turn: -1 is the last week.
+_RANGES = {
+    "INTERVAL": (1, _CENTURY_MS), "COUNT": (1, MAX_COUNT),
+    "BYMONTH": (1, 12), "BYWEEKNO": (-51, 51), "BYYEARDAY": (-366, 366), "BYMONTHDAY": (-31, 31),
+    "BYHOUR": (0, 23), "BYMINUTE": (0, 59), "BYSECOND": (0, 59), "BYSETPOS": (-366, 366),
+}  # fmt: skip
+_ONLY_WITH = {"BYWEEKNO": ("YEARLY",), "BYYEARDAY": ("YEARLY",), "BYSETPOS": ("YEARLY", "MONTHLY")}
+_WEEKDAYS = ("MO", "TU", "WE", "TH", "FR", "SA", "SU")
+_DAY, _NTH, _NUMBER = f"({'|'.join(_WEEKDAYS)})", "[+-]?[1-9][0-9]?", "[+-]?[0-9]{1,9}"
+_FORMS = {
+    "FREQ": "|".join(_LENGTHS_MS), "WKST": _DAY, "UNTIL": "[0-9]{8}T[0-9]{6}Z?",
+    "BYDAY": f"{_DAY}(,{_DAY}){{,59}}|{_NTH}{_DAY}(,{_NTH}{_DAY}){{,59}}",
+}  # fmt: skip
+_LINE = re.compile(r"(RRULE|RDATE|EXDATE)(?:;VALUE=DATE(?:-TIME)?)?:(.*)")
+_ACCEPTED = (
+    "an RRULE of RFC 5545, such as FREQ=WEEKLY;BYDAY=MO,TH, with an UNTIL as 20261224T090000, or "
+    "in UTC with Z; lines of RRULE:, RDATE: and EXDATE:; five fields of cron, or @daily"
+)
+_NICKNAMES = {
+    "@HOURLY": "0 * * * *", "@DAILY": "0 0 * * *", "@MIDNIGHT": "0 0 * * *",
+    "@WEEKLY": "0 0 * * 0", "@MONTHLY": "0 0 1 * *", "@YEARLY": "0 0 1 1 *",
+    "@ANNUALLY": "0 0 1 1 *",
+}  # fmt: skip
+_CRON_DAYS = "SUN MON TUE WED THU FRI SAT SUN"
+_CRON_FIELDS = (
+    ("minute", 0, 59, ""), ("hour", 0, 23, ""), ("day of the month", 1, 31, ""),
+    ("month", 1, 12, "--- JAN FEB MAR APR MAY JUN JUL AUG SEP OCT NOV DEC"),
+    ("day of the week", 0, 7, _CRON_DAYS),
+)  # fmt: skip
+_CRON_ITEM = re.compile(r"(?:\*|([0-9]{1,2})(?:-([0-9]{1,2}))?)(?:/([0-9]{1,2}))?")
+_Parts = Mapping[str, str]
+_Lines = tuple[list[_Parts], list[datetime], frozenset[date], list[str]]
+"""Rules, dates besides, what is excluded (days, wall times, instants), and lines of these two."""
 
 
 class Occurrence(NamedTuple):
@@ -83,12 +113,9 @@ class Recurrence:
         for field, known in (("gap", get_args(Gap)), ("repeat", get_args(Repeat))):
             if (value := getattr(self, field)) not in known:
                 raise InvalidValue(field, quoted(value), f"one of {', '.join(known)}")
-        start = self.start
-        is_whole = isinstance(start, datetime) and not (start.tzinfo or start.microsecond)
-        if not is_whole or not _LEAST_YEAR <= start.year <= _MOST_YEAR:
-            years = f"{_LEAST_YEAR} to {_MOST_YEAR}"
-            accepted = f"a wall time without a zone, in whole seconds, of the years {years}"
-            raise InvalidValue("start", quoted(start), accepted)
+        at, accepted = self.start, "a wall time in whole seconds, of the years 1970 to 9000"
+        if not isinstance(at, datetime) or at.tzinfo or at.microsecond or at.year not in _YEARS:
+            raise InvalidValue("start", quoted(at), accepted)
 
     @classmethod
     def parse(
@@ -109,298 +136,295 @@ class Recurrence:
         """
         cls("", start, gap, repeat)
         if not isinstance(text, str) or len(text) > MAX_TEXT:
-            raise refusal(f"is no text of at most {MAX_TEXT:,} characters")
-        if count is not None and not (isinstance(count, int) and count <= MAX_COUNT):
-            raise refusal(f"has {quoted(count)} as COUNT, not a number up to {MAX_COUNT:,}")
-        ends = "" if count is None else f";COUNT={count}"
+            raise _refusal(f"is no text of at most {MAX_TEXT:,} characters")
+        ends = "" if count is None else f";COUNT={plain(count)}"
         if until is not None:
-            if not isinstance(until, datetime):
-                raise refusal(f"has {quoted(until)} as UNTIL, which is no datetime")
+            if not isinstance(until, datetime) or until.year not in _YEARS:
+                raise _refusal(f"has {quoted(until)} as UNTIL, which is no time from 1970 on")
             until = until.astimezone(UTC) if until.tzinfo else until
-            ends += f";UNTIL={basic(until.replace(microsecond=0))}"
-        lines = read(plain(text), start, ends)
-        lines = lines._replace(rules=tuple(_ended(rule, start) for rule in lines.rules))
-        for rule in lines.rules:
-            alone = cls(str(lines._replace(rules=(rule,), dates=())), start, gap, repeat)
+            ends += f";UNTIL={until:%Y%m%dT%H%M%S}{'Z' * bool(until.tzinfo)}"
+        read, _, _, besides = _read(plain(text), start, ends)
+        rules = [_line(parts, start) for parts in read]
+        for rule in rules:
+            alone = "\n".join([rule, *(line for line in besides if line[0] == "E")])
             # Where clocks are furthest ahead, an UNTIL in UTC comes last.
-            if alone._first(zones.rules("Etc/GMT-14"), _ms(start) - DAY_MS) is None:
-                raise refusal(f"never fires: {quoted(str(rule))} from {start.isoformat()} on")
-        return cls(str(lines), start, gap, repeat)
+            if cls(alone, start, gap, repeat).first_from("Etc/GMT-14", -DAY_MS) is None:
+                raise _refusal(f"never fires: {quoted(rule)} from {start.isoformat()} on")
+        return cls("\n".join([*rules, *besides]), start, gap, repeat)
 
     def between(self, zone: str, start_ms: int, end_ms: int) -> list[Occurrence]:
         """Return what lies from ``start_ms`` until before ``end_ms``, in strictly growing instants.
 
-        Of several occurrences at an instant the least name counts. The span is at most a century;
-        SECONDLY gives 86,400 a day. Raises InvalidValue for the zone.
+        Of several occurrences at an instant the least name counts. SECONDLY gives 86,400 a day.
         """
-        return self._between(zones.rules(zone), start_ms, end_ms)
+        names = dict[int, str]()
+        for at_ms, name in self._near(zones.rules(zone), start_ms, end_ms):
+            if start_ms <= at_ms < end_ms:
+                names[at_ms] = min(name, names.get(at_ms, name))
+        return [Occurrence(at_ms, names[at_ms]) for at_ms in sorted(names)]
 
     def first_from(self, zone: str, at_ms: int) -> int | None:
         """Return the first instant at ``at_ms`` or later, None where there is none any more."""
-        first = self._first(zones.rules(zone), at_ms)
-        return first and first.at_ms
+        return next((one.at_ms for one in self.following(zone, at_ms, 1)), None)
 
     def following(self, zone: str, at_ms: int, most: int) -> list[Occurrence]:
         """Return the first occurrences at ``at_ms`` or later, ``most`` of them or fewer."""
-        found = list[Occurrence]()
-        while len(found) < most and (first := self._first(zones.rules(zone), at_ms)):
-            found.append(first)
-            at_ms = first.at_ms + 1
-        return found
-
-    def _between(self, zone: ZoneInfo, start_ms: int, end_ms: int) -> list[Occurrence]:
-        names = dict[int, str]()
-        for stream in self._streams(zone, start_ms, end_ms):
-            for at_ms, name in stream:
-                if start_ms <= at_ms < end_ms:
-                    names[at_ms] = min(name, names.get(at_ms, name))
-        return [Occurrence(at_ms, names[at_ms]) for at_ms in sorted(names)]
-
-    def _first(self, zone: ZoneInfo, at_ms: int) -> Occurrence | None:
-        streams = self._streams(zone, at_ms, at_ms + _CENTURY_MS)
-        firsts = (
-            islice((one.at_ms for one in stream if one.at_ms >= at_ms), 1) for stream in streams
-        )
-        near_ms = min((instant for first in firsts for instant in first), default=None)
+        ahead = set[int]()
+        for one in self._near(zones.rules(zone), at_ms, _LAST_MS):
+            ahead |= {one.at_ms} if one.at_ms >= at_ms else set()
+            if len(ahead) >= most:
+                break
         # Where clocks change, a later wall time may be an earlier instant.
-        return None if near_ms is None else self._between(zone, at_ms, near_ms + 1)[0]
+        return self.between(zone, at_ms, max(ahead, default=at_ms) + 1)[:most]
 
-    def _streams(
-        self, zone: ZoneInfo, start_ms: int, end_ms: int
-    ) -> Iterator[Iterator[Occurrence]]:
-        """Yield what each line has in the span and near it, in order but where clocks change."""
-        lines = _lines(self.rule, self.start)
-        start_ms, end_ms = max(start_ms, -DAY_MS), min(end_ms, start_ms + _CENTURY_MS, _LAST_MS)
-        if start_ms >= end_ms:
-            return
-        begin, end = _wall(start_ms - DAY_MS), _wall(end_ms + DAY_MS)
-        start = self._instants(self.start, zone)[0] // 1_000
-        dates = (one for one in lines.dates if not one.tzinfo and self.start <= one)
-        yield self._at_walls((one for one in dates if begin <= one <= end), zone, lines, _LAST_MS)
-        seconds = (_ms(one) // 1_000 for one in lines.dates if one.tzinfo)
-        yield self._at_ticks((second for second in seconds if second >= start), zone, lines, end_ms)
-        for rule in lines.rules:
-            until_ms = self._until_ms(rule, zone)
-            if rule.freq not in BY_ELAPSED_TIME:
-                walls = _walls(rule, self.start, begin, end)
-                yield self._at_walls(walls, zone, lines, until_ms)
+    def _near(self, zone: ZoneInfo, start_ms: int, end_ms: int) -> Iterator[Occurrence]:
+        """Return what lies in a span and near it, in order but where clocks change."""
+        rules, dates, excluded, _ = _read(self.rule, self.start)
+        first_ms = self._instants(self.start, zone, is_bound=True)[0]
+        begin_ms, end_ms = (min(max(ms, -DAY_MS), _LAST_MS) for ms in (start_ms, end_ms))
+        counted = (one for one in dates if not one.tzinfo or first_ms <= _ms(one) < _LAST_MS)
+        streams = [self._at(counted, zone, excluded, _LAST_MS)]
+        for parts in rules:
+            last_ms, by_elapsed_time = _LAST_MS, parts["FREQ"] in _ELAPSED_MS
+            if "UNTIL" in parts and (by_elapsed_time or parts["UNTIL"][-1] == "Z"):
+                until = datetime.fromisoformat(parts["UNTIL"])
+                last_ms = self._instants(until, zone, is_bound=True)[-1]
+            span = (begin_ms, min(end_ms, last_ms + 1))
+            if by_elapsed_time:
+                moments = _ticks(parts, zone, first_ms, span, excluded)
             else:
-                last = min(end_ms, until_ms + 1)
-                span = (start_ms // 1_000, -(-last // 1_000))
-                ticks = _ticks(rule, zone, start, *span, excluded=lines.excluded)
-                yield self._at_ticks(ticks, zone, lines, until_ms)
+                moments = _walls(parts, self.start, span)
+            count = int(parts["COUNT"]) if "COUNT" in parts else None
+            streams.append(self._at(islice(moments, count), zone, excluded, last_ms))
+        return merge(*streams)
 
-    def _at_walls(
-        self, walls: Iterable[datetime], zone: ZoneInfo, lines: Lines, until_ms: int
+    def _at(
+        self, moments: Iterable[datetime], zone: ZoneInfo, excluded: Set[date], last_ms: int
     ) -> Iterator[Occurrence]:
-        for wall in walls:
-            if lines.excluded and lines.excluded & {wall, wall.date()}:
-                continue
-            instants = _instants(wall, zone, self.gap, self.repeat)
+        for moment in moments:
+            wall, instants = moment, self._instants(moment, zone)
+            if excluded and moment.tzinfo:
+                wall = moment.astimezone(zone).replace(tzinfo=None, fold=0)
             for at_ms in instants:
-                named = wall
-                if len(instants) > 1:
-                    named = wall.replace(tzinfo=timezone((_ms(wall) - at_ms) * MILLISECOND))
-                if at_ms <= until_ms and not (lines.excluded and _utc(at_ms) in lines.excluded):
-                    yield Occurrence(at_ms, _name(named))
-
-    @staticmethod
-    def _at_ticks(
-        ticks: Iterable[int], zone: ZoneInfo, lines: Lines, until_ms: int
-    ) -> Iterator[Occurrence]:
-        for at_ms in (second * 1_000 for second in ticks):
-            if lines.excluded:
-                wall = zones.wall_at(at_ms, zone)
-                if lines.excluded & {wall, wall.date(), _utc(at_ms)}:
+                if at_ms > last_ms or (excluded and excluded & {wall, wall.date(), _utc(at_ms)}):
                     continue
-            if at_ms <= until_ms:
-                yield Occurrence(at_ms, _name(_utc(at_ms)))
+                named = moment
+                if len(instants) > 1:
+                    named = moment.replace(tzinfo=timezone((_ms(moment) - at_ms) * MILLISECOND))
+                name = named.isoformat(timespec="seconds" if named.second else "minutes")
+                yield Occurrence(at_ms, name.replace("+00:00", "Z"))
 
-    def _instants(self, wall: datetime, zone: ZoneInfo) -> list[int]:
-        """Return the instants of the start or the end, which clock changes never drop."""
-        return _instants(wall, zone, "after" if self.gap == "skip" else self.gap, self.repeat)
-
-    def _until_ms(self, rule: Rule, zone: ZoneInfo) -> int:
-        """Return the last instant that COUNT and UNTIL leave, but for the walls of ``_walls``."""
-        if rule.most:
-            return _last_tick(rule, zone, self._instants(self.start, zone)[0] // 1_000) * 1_000
-        if rule.until is None or (not rule.until.tzinfo and rule.freq not in BY_ELAPSED_TIME):
-            return _LAST_MS
-        if rule.until.tzinfo or _ms(rule.until) >= _LAST_MS:
-            return min(_ms(rule.until), _LAST_MS)
-        return self._instants(rule.until, zone)[-1]
-
-
-@lru_cache(maxsize=1 << 10)
-def _lines(text: str, start: datetime) -> Lines:
-    return read(text, start)
+    def _instants(self, moment: datetime, zone: ZoneInfo, *, is_bound: bool = False) -> list[int]:
+        """Return the instants of a wall time, in order; a bound is never skipped."""
+        if moment.tzinfo:
+            return [_ms(moment)]
+        # With the offset before a clock change, and after it: they differ only near one (PEP 495).
+        before, after = (_ms(moment.replace(tzinfo=zone, fold=fold)) for fold in (0, 1))
+        if before == after:
+            return [before]
+        if before > after:
+            is_skipped = self.gap == "skip" and not is_bound
+            return [] if is_skipped else [after if self.gap == "before" else before]
+        return {"first": [before], "second": [after], "both": [before, after]}[self.repeat]
 
 
-def _ended(rule: Rule, start: datetime) -> Rule:
-    """Return a rule whose COUNT, where it counts wall times, is the UNTIL of the last one."""
-    if not rule.most or rule.freq in BY_ELAPSED_TIME:
-        return rule
-    walls = _walls(rule, start, start, start + _CENTURY_MS * MILLISECOND)
-    return rule._replace(most=None, until=max(islice(walls, rule.most), default=start))
-
-
-def _instants(wall: datetime, zone: ZoneInfo, gap: Gap, repeat: Repeat) -> list[int]:
-    """Return the instants at which a wall time counts, in order."""
-    wall_ms = _ms(wall)
-    near = _near(zone, wall_ms // DAY_MS)
-    found = [wall_ms - offset for begin, end, offset in near if begin <= wall_ms - offset < end]
-    if not found and gap != "skip":
-        found = [
-            wall_ms - (before if gap == "after" else after)
-            for (_, change, before), (_, _, after) in pairwise(near)
-            if wall_ms - before >= change > wall_ms - after
-        ]
-    return found if repeat == "both" else found[:1] if repeat == "first" else found[-1:]
-
-
-@lru_cache(maxsize=1 << 12)
-def _near(zone: ZoneInfo, day: int) -> Sequence[tuple[int, int, int]]:
-    """Return the pieces from a day before to a day after: an offset is shorter than a day."""
-    return zones.pieces(zone, (day - 1) * DAY_MS, (day + 2) * DAY_MS)
-
-
-def _walls(rule: Rule, start: datetime, begin: datetime, end: datetime) -> Iterator[datetime]:
-    """Yield the wall times of a rule from ``begin``, or the start, to ``end``, or its UNTIL."""
-    begin = max(begin, start)
-    if rule.until:  # of one in UTC the caller judges the last day
-        end = min(end, rule.until.replace(tzinfo=None) + (_DAY if rule.until.tzinfo else _NOTHING))
-    if begin > end:
-        return
-    day, every = datetime.combine(start, time.min), rule.interval
-    if rule.freq == "YEARLY":
-        years = (begin.year - start.year) // every * every
-        day = day.replace(year=start.year + years, month=1, day=1)
-    elif rule.freq == "MONTHLY":
-        months = (begin.year - start.year) * 12 + begin.month - start.month
-        months = start.month - 1 + months // every * every
-        day = day.replace(year=start.year + months // 12, month=months % 12 + 1, day=1)
+def _walls(parts: _Parts, start: datetime, span: tuple[int, int]) -> Iterator[datetime]:
+    """Yield the wall times of a rule in a span and a day around it, from the start on."""
+    begin, end = (_utc(ms).replace(tzinfo=None) for ms in (span[0] - DAY_MS, span[1] + DAY_MS))
+    begin, until = max(begin, start), datetime.fromisoformat(parts.get("UNTIL", "9999-12-31"))
+    end = end if until.tzinfo else min(end, until)
+    freq, every = parts["FREQ"], int(parts.get("INTERVAL", "1"))
+    if freq in {"YEARLY", "MONTHLY"}:
+        origin = start.year * 12 + (start.month - 1 if freq == "MONTHLY" else 0)
+        months = begin.year * 12 + begin.month - 1
+        months -= (months - origin) % (every if freq == "MONTHLY" else 12 * every)
+        day = datetime(months // 12, months % 12 + 1, 1)  # noqa: DTZ001 - a wall time
     else:
-        if rule.freq == "WEEKLY":
-            day -= timedelta(days=(day.weekday() - rule.week_begins) % 7)
-            every *= 7
-        day += (begin - day) // timedelta(days=every) * timedelta(days=every)
+        day = datetime.combine(start, time.min)
+        if freq == "WEEKLY":
+            day -= timedelta(days=(day.weekday() - _WEEKDAYS.index(parts.get("WKST", "MO"))) % 7)
+        day = begin - (begin - day) % (every * _LENGTHS_MS[freq] * MILLISECOND)
     later = (_SEARCHED_YEAR - day.year) // 400 * 400
-    by: dict[str, Any] = {name.lower(): values for name, values in rule.by}
-    found = rrule.rrule(
-        getattr(rrule, rule.freq),
-        day.replace(year=day.year + later),
-        rule.interval,
-        wkst=rule.week_begins,
-        until=end.replace(year=end.year + later),
-        byweekday=[rrule.weekday(one, number or None) for one, number in rule.days] or None,
-        **by,
-    )
-    walls = (wall.replace(year=wall.year - later) for wall in found)
-    yield from (wall for wall in walls if wall >= begin)
+    text = ";".join(f"{name}={parts[name]}" for name in parts.keys() - {"COUNT", "UNTIL"})
+    told = rrulestr(text, dtstart=day.replace(year=day.year + later)) if begin <= end else ()
+    walls = takewhile(lambda wall: wall <= end, (at.replace(year=at.year - later) for at in told))
+    return (wall for wall in walls if wall >= begin)
 
 
 def _ticks(
-    rule: Rule,
-    zone: ZoneInfo,
-    start: int,
-    begin: int,
-    end: int,
-    *,
-    excluded: Set[date] = frozenset(),
-) -> Iterator[int]:
-    """Yield the instants of a rule by elapsed time, in seconds since 1970, from the start on.
+    parts: _Parts, zone: ZoneInfo, first_ms: int, span: tuple[int, int], excluded: Set[date]
+) -> Iterator[datetime]:
+    """Yield the instants of a rule by elapsed time in a span, or up to its end with a COUNT."""
+    begin, end, idle = max(span[0], first_ms), span[1], 0
+    if "COUNT" in parts:
+        begin, end, excluded = first_ms, min(end, first_ms + _CENTURY_MS), frozenset()
+    by = {name: [*map(int, parts[name].split(","))] for name in _CLOCK if name in parts}
+    unit, minute = _ELAPSED_MS[parts["FREQ"]], _ELAPSED_MS["MINUTELY"]
+    seconds = by.pop("BYSECOND") if unit >= minute else [0]
+    every, tick = unit * int(parts.get("INTERVAL", "1")), minute if "BYMINUTE" in by else unit
+    waits = [
+        (size, [min((value - n) % ring for value in by[name]) for n in range(ring)])
+        for name, (size, ring) in _CLOCK.items()
+        if name in by
+    ]
+    fits = lru_cache(maxsize=1)(lambda day: _fits(parts, _utc(day * DAY_MS).date(), excluded))
+    [(_, _, offset)] = zones.pieces(zone, first_ms, first_ms + 1)
+    origin = first_ms - (first_ms + offset) % (unit if tick < unit else min(unit, minute))
+    at = until = begin - 59_000
+    while at < end and idle < _PATIENCE:
+        period, into = divmod(at - origin, every)
+        into = -(-into // tick) * tick
+        at, idle = origin + period * every + (into if into < unit else every), idle + 1
+        if at >= until:
+            _, until, offset = zones.pieces(zone, at, at + DAY_MS)[0]
+        clock = at + offset
+        wait = DAY_MS - clock % DAY_MS
+        if fits(clock // DAY_MS):
+            near = ((ns[clock // size % len(ns)] * size, clock % size) for size, ns in waits)
+            wait = next((ahead - into for ahead, into in near if ahead), 0)
+        if wait:
+            at = min(until, at + wait)
+        else:
+            yield from (_utc(ms) for s in seconds if (ms := at + s * 1_000) >= begin)
+            at, idle = at + 1, 0
 
-    Whole days that are excluded are left out, where that spares a look at each of their seconds.
-    """
-    unit, origin = BY_ELAPSED_TIME[rule.freq], _origin(rule, zone, start)
-    begin = origin + (max(begin, start) - origin) // unit * unit
-    positions = dict(rule.by).get("BYSETPOS")
-    skipped = excluded if positions is None else frozenset()
-    ticks = _grid(rule, zone, origin, begin, end + unit, skipped=skipped)
-    if positions:
-        periods = (list(period) for _, period in groupby(ticks, lambda at: (at - origin) // unit))
-        ticks = (
-            period[index]
-            for period in periods
-            for index in sorted({n - 1 if n > 0 else len(period) + n for n in positions})
-            if 0 <= index < len(period)
+
+def _fits(parts: _Parts, day: date, excluded: Set[date]) -> bool:
+    """Tell whether a rule by elapsed time has a day."""
+    back, weekday = f"{day.day - monthrange(day.year, day.month)[1] - 1}", _WEEKDAYS[day.weekday()]
+    shown = {"BYMONTH": {f"{day.month}"}, "BYMONTHDAY": {f"{day.day}", back}, "BYDAY": {weekday}}
+    return day not in excluded and not any(
+        shown[name].isdisjoint(parts[name].split(",")) for name in shown.keys() & parts.keys()
+    )
+
+
+@lru_cache(maxsize=1 << 10)
+def _read(text: str, start: datetime, end: str = "") -> _Lines:
+    """Read lines; ``end`` are further parts of each RRULE. Raises InvalidValue."""
+    rules, besides = list[_Parts](), list[str]()
+    moments: dict[str, list[date]] = {"RDATE": [], "EXDATE": []}
+    text = re.sub(r"\r?\n[ \t]", "", text.strip().upper())
+    for line in (_of_cron(text) or text).splitlines():
+        match = _LINE.fullmatch(line if ":" in line else f"RRULE:{line}")
+        if match is None:
+            raise _refusal(f"has {quoted(line)}, and start and zone are given beside the rule")
+        if match[1] == "RRULE":
+            rules.append(_written_out(match[2] + end, start))
+        else:
+            besides.append(line)
+            moments[match[1]] += map(_moment, match[2].split(","))
+    if not (rules or moments["RDATE"]) or len(rules) > (1 if "COUNT" in end else MAX_RULES):
+        raise _refusal(f"has {len(rules)} rules, not 1 to {MAX_RULES}, or 1 with a count beside it")
+    dates = (
+        moment if isinstance(moment, datetime) else datetime.combine(moment, start.time())
+        for moment in moments["RDATE"]
+    )
+    counted = [moment for moment in dates if moment.tzinfo or moment >= start]
+    return rules, counted, frozenset(moments["EXDATE"]), besides
+
+
+def _written_out(text: str, start: datetime) -> _Parts:
+    """Return the parts of an RRULE, with all that it takes from its start but the phase."""
+    pairs = [part.partition("=")[::2] for part in text.split(";")]
+    freq = dict(pairs).get("FREQ", "")
+    if freq not in _LENGTHS_MS:
+        raise _refusal(f"has {quoted(freq)} as FREQ, not one of {', '.join(_LENGTHS_MS)}")
+    parts = {name: _value(name, value, freq) for name, value in pairs}
+    if len(parts) < len(pairs) or parts.keys() >= {"UNTIL", "COUNT"}:
+        raise _refusal(f"has a part twice, or both UNTIL and COUNT: {quoted(text)}")
+    _moment(parts.get("UNTIL", "19700101"))
+    most = {"YEARLY": 5 if "BYMONTH" in parts else 53, "MONTHLY": 5}.get(freq, 0)
+    if any(int(number) > most for number in re.findall("[0-9]+", parts.get("BYDAY", ""))):
+        raise _refusal(f"has {quoted(parts['BYDAY'])} in BYDAY, where numbers end with {most}")
+    if freq not in _ELAPSED_MS:
+        parts = {"BYHOUR": str(start.hour), "BYMINUTE": str(start.minute)} | parts
+    if freq != "SECONDLY":
+        parts.setdefault("BYSECOND", str(start.second))
+    if parts.keys() & {"BYDAY", "BYMONTHDAY", "BYYEARDAY"}:
+        return parts
+    if freq == "WEEKLY" or "BYWEEKNO" in parts:
+        return parts | {"BYDAY": _WEEKDAYS[start.weekday()]}
+    if freq == "YEARLY":
+        parts.setdefault("BYMONTH", str(start.month))
+    return parts | ({"BYMONTHDAY": str(start.day)} if freq in {"YEARLY", "MONTHLY"} else {})
+
+
+def _value(name: str, text: str, freq: str) -> str:
+    """Return the value of a part as it is written. Raises InvalidValue."""
+    if name in _FORMS and re.fullmatch(_FORMS[name], text):
+        return text
+    if name not in _RANGES or freq not in _ONLY_WITH.get(name, _LENGTHS_MS):
+        raise _refusal(f"has {quoted(f'{name}={text}')}, which an RRULE of FREQ={freq} cannot have")
+    least, most = _RANGES[name]
+    form = rf"{_NUMBER}(,{_NUMBER}){{,59}}" if name[:2] == "BY" else _NUMBER
+    numbers = {*map(int, text.split(","))} if re.fullmatch(form, text) else {most + 1}
+    most //= _LENGTHS_MS[freq] if name == "INTERVAL" else 1
+    if not all(least <= n <= most and (n or least == 0) for n in numbers):
+        raise _refusal(
+            f"has {quoted(text)} in {name}, not {least} to {most}{' without 0' * (least < 0)}"
         )
-    yield from (at for at in ticks if at >= start)
+    return ",".join(map(str, sorted(numbers)))
 
 
-def _origin(rule: Rule, zone: ZoneInfo, start: int) -> int:
-    """Return where the first period of a rule by elapsed time begins."""
-    wall = zones.wall_at(start * 1_000, zone)
-    if rule.freq == "SECONDLY":
-        return start
-    has_minutes = rule.freq == "HOURLY" and "BYMINUTE" in dict(rule.by)
-    return start - wall.second - (wall.minute * 60 if has_minutes else 0)
+def _line(parts: _Parts, start: datetime) -> str:
+    """Write a rule; COUNT, where it counts wall times, becomes the UNTIL of the last one."""
+    parts = dict(parts)
+    if "COUNT" in parts and parts["FREQ"] not in _ELAPSED_MS:
+        walls = _walls(parts, start, (_ms(start), _ms(start) + _CENTURY_MS))
+        last = max(islice(walls, int(parts.pop("COUNT"))), default=start)
+        parts["UNTIL"] = f"{last:%Y%m%dT%H%M%S}"
+    names = (name for name in (*_FORMS, *_RANGES) if name in parts)
+    return "RRULE:" + ";".join(f"{name}={parts[name]}" for name in names)
 
 
-def _grid(
-    rule: Rule, zone: ZoneInfo, origin: int, begin: int, end: int, *, skipped: Set[date]
-) -> Iterator[int]:
-    by, every, idle = dict(rule.by), rule.interval * BY_ELAPSED_TIME[rule.freq], 0
-    is_second, has_minutes = rule.freq == "SECONDLY", rule.freq == "HOURLY" and "BYMINUTE" in by
-    tick = 60 if has_minutes else every
-    to_hour, to_minute = _waits(by.get("BYHOUR"), 24), _waits(by.get("BYMINUTE"), 60)
-    to_second = _waits(by.get("BYSECOND") if is_second else None, 60)
-    day_parts = tuple(part for part in rule.by if part[0] in {"BYMONTH", "BYYEARDAY", "BYMONTHDAY"})
-    days = rule._replace(freq="DAILY", interval=1, until=None, by=day_parts)
-    first = datetime.combine(_wall(begin * 1_000 - DAY_MS), time.min)
-    for midnight in _walls(days, first, first, _wall(end * 1_000 + DAY_MS)):
-        if midnight.date() in skipped:
-            continue
-        day_ms = _ms(midnight)
-        for from_ms, until_ms, offset_ms in _near(zone, day_ms // DAY_MS):
-            dawn, offset = (day_ms - offset_ms) // 1_000, offset_ms // 1_000
-            at, last = (
-                max(from_ms // 1_000, dawn, begin),
-                min(until_ms // 1_000, dawn + 86_400, end),
-            )
-            while (at := at + (origin - at) % tick) < last:
-                if (idle := idle + 1) > _PATIENCE:
-                    return
-                shown = (at + offset) % 86_400
-                if wait := to_hour[shown // 3_600]:
-                    at += wait * 3_600 - shown % 3_600
-                elif wait := to_minute[shown // 60 % 60]:
-                    at += wait * 60 - shown % 60
-                elif has_minutes and (at - origin) // 3_600 % rule.interval:
-                    at = origin + ((at - origin) // every + 1) * every
-                elif wait := to_second[shown % 60]:
-                    at += wait
-                else:
-                    idle = 0
-                    yield from (at,) if is_second else (at + after for after in by["BYSECOND"])
-                    at += 1
+def _moment(text: str) -> date:
+    try:
+        if re.fullmatch("[0-9]{8}(T[0-9]{6}Z?)?", text, re.ASCII):
+            return datetime.fromisoformat(text) if "T" in text else date.fromisoformat(text)
+    except ValueError:
+        pass
+    raise _refusal(f"has {quoted(text)}, which is no time and no date")
 
 
-@lru_cache
-def _waits(values: tuple[int, ...] | None, size: int) -> tuple[int, ...]:
-    """Return how far it is from each number below ``size``, a ring, to the next of the values."""
-    return tuple(min(((v - n) % size for v in values or ()), default=0) for n in range(size))
+def _of_cron(text: str) -> str | None:
+    """Return the lines of rules that cron text means, None for another text."""
+    fields = _NICKNAMES.get(text, text).split()
+    if len(fields) != len(_CRON_FIELDS) or {*text} & {*":="}:
+        return None
+    minutes, hours, days, months, weekdays = map(_cron_values, fields, _CRON_FIELDS)
+    rule = "FREQ=HOURLY" if fields[1] == "*" else f"FREQ=DAILY;BYHOUR={hours}"
+    rule += f";BYMINUTE={minutes};BYSECOND=0" + (f";BYMONTH={months}" if fields[3] != "*" else "")
+    of_month = f";BYMONTHDAY={days}" if fields[2] != "*" else ""
+    of_week = f";BYDAY={weekdays}" if fields[4] != "*" else ""
+    if of_month and of_week and "*" not in fields[2][0] + fields[4][0]:
+        return f"{rule}{of_month}\n{rule}{of_week}"
+    return rule + of_month + of_week
 
 
-@lru_cache
-def _last_tick(rule: Rule, zone: ZoneInfo, start: int) -> int:
-    ticks = _ticks(rule, zone, start, start, start + _CENTURY_MS // 1_000)
-    return max(islice(ticks, rule.most), default=start)
+def _cron_values(text: str, field: tuple[str, int, int, str]) -> str:
+    (name, least, most, words), values = field, set[int]()
+    for item in text.split(","):
+        numbers = re.sub("[A-Z]{3}", lambda word: str(words.find(word[0]) // 4), item)
+        match = _CRON_ITEM.fullmatch(numbers)
+        first, last, step = match.groups() if match else ("99", None, None)
+        begin, end, every = int(first or least), int(last or first or most), int(step or 1)
+        if words == _CRON_DAYS and end == 0 < begin:
+            end = most
+        if (step and first and not last) or not every or not least <= begin <= end <= most:
+            ranges = f"{least} to {most}, a range, * or one of these with /steps"
+            raise _refusal(f"has {quoted(item)} as {name}, not {ranges}")
+        values |= {*range(begin, end + 1, every)}
+    return ",".join(words.split()[n][:2] if words == _CRON_DAYS else str(n) for n in sorted(values))
 
 
-def _name(moment: datetime) -> str:
-    text = moment.isoformat(timespec="seconds" if moment.second else "minutes")
-    return text.replace("+00:00", "Z")
-
-
-def _wall(ms: int) -> datetime:
-    return _EPOCH + ms * MILLISECOND
+def _refusal(problem: str) -> InvalidValue:
+    return InvalidValue("rule", problem, _ACCEPTED)
 
 
 def _utc(ms: int) -> datetime:
-    return _wall(ms).replace(tzinfo=UTC)
+    return _EPOCH + ms * MILLISECOND
 
 
 def _ms(moment: datetime) -> int:
-    """Return what a wall time would be, were it one of UTC."""
-    return (moment.replace(tzinfo=None) - _EPOCH) // MILLISECOND
+    """Return an instant; of a wall time what it would be, were it one of UTC."""
+    return (moment.replace(tzinfo=moment.tzinfo or UTC) - _EPOCH) // MILLISECOND
