@@ -52,6 +52,7 @@ from dispatcher.store.outbox import JoinedMessages
 from dispatcher.store.series import SeriesRows
 from dispatcher.store.survey import StoreSurvey
 from dispatcher.store.void_ids import VoidIds
+from dispatcher.store.wishes import Wishes
 from dispatcher.submission.changes import Cancellation, Changes
 from dispatcher.submission.decisions import Decisions
 from dispatcher.submission.enqueuer import Enqueuer
@@ -65,6 +66,7 @@ from dispatcher.submission.reserver import Reserver
 from dispatcher.submission.series import SeriesList
 from dispatcher.submission.sinks import CallersTransactions, DryRun, OwnTransaction
 from dispatcher.submission.validation import DraftValidator
+from dispatcher.submission.zones import ZoneRepair
 from dispatcher.telemetry.journal import EventStream, Hooks, Journal, digest_with, find_hooks
 from dispatcher.telemetry.liveness import BROKER, HANGS_AFTER, Health, Kind, Pulse, Signs
 from dispatcher.templating import Templates
@@ -332,6 +334,8 @@ class App:
     changes = wired(Changes)
     cancellation = wired(Cancellation)
     event_list = wired(EventList)
+    wishes = wired(Wishes)
+    zone_repair = wired(ZoneRepair)
     suppression_list = wired(SuppressionList)
     stopped_messages = wired(StoppedMessages)
     decisions = wired(Decisions)

@@ -66,6 +66,7 @@ COMMANDS = {
         ("Change", "events", ("events",)),
         ("Submit", "series", ("series",)),
         ("Change", "quotas", ("quotas",)),
+        ("Change", "zones", ("zones",)),
         ("Look", "lists", ("suppressed",)),
         ("Look", "status", ("status", "top", "load", "refusals")),
         ("Submit", "files", ("import",)),

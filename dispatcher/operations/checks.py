@@ -761,6 +761,28 @@ def _rounded(length: timedelta) -> timedelta:
     return timedelta(seconds=round(length.total_seconds()))
 
 
+# What was asked for by the clocks of a zone.
+
+
+def zones_wishes(doctor: Doctor) -> Finding:
+    """Look at the messages that are to be enqueued next."""
+    _ = doctor.tables
+    wrong = [row for page in doctor.wishes.wrong_messages(most=1) for row in page]
+    if not wrong:
+        return ok("the next messages go out at the local times that were asked for")
+    if unknown := {row.zone for row in wrong if row.means is None}:
+        named = ", ".join(sorted(filter(None, unknown)))
+        return warning(
+            f"this host has no zone {named}, in which messages were asked for",
+            f"install the newest version of the package {PACKAGE} on every host, and restart",
+        )
+    return warning(
+        f"{_counted(len(wrong), 'message')} of the next would go out at another local time than "
+        "was asked for: the rules of their zones have changed",
+        "`dispatcher zones check` lists all, `dispatcher zones repair` moves them",
+    )
+
+
 # What the settings name.
 
 
@@ -855,7 +877,7 @@ def _listed(reasons: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {why}" for name, why in reasons.items())
 
 
-_KINDS = {"redis", "store", "broker", "app", "clock", "work", "settings"}
+_KINDS = {"redis", "store", "broker", "app", "clock", "work", "zones", "settings"}
 CHECKS: dict[str, Check] = {
     name.replace("_", ".", 1): judge
     for name, judge in list(globals().items())

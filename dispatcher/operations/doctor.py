@@ -18,6 +18,7 @@ from dispatcher.store.engines.base import Housekeeping
 from dispatcher.store.lists import Pauses
 from dispatcher.store.migrate import SchemaStanding, schema_standing
 from dispatcher.store.survey import StoreSurvey
+from dispatcher.store.wishes import Wishes
 from dispatcher.telemetry.liveness import Kind, Sign, Signs
 from dispatcher.templating import Templates
 from dispatcher.times.clock import Clock
@@ -46,6 +47,7 @@ class Doctor:
     examined: Celery
     templates: Templates
     pauses: Pauses
+    wishes: Wishes
     _answers: dict[str, Any] = field(default_factory=dict, init=False)
 
     def examine(self) -> Examination:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -14,6 +14,7 @@ from dispatcher.store.database import Database
 from dispatcher.store.engines.base import is_added
 from dispatcher.store.engines.types import database_now, insert_if_absent, one_of
 from dispatcher.store.schema import AS_NAMED, Addition, Event, Movable, Tables, to_movable
+from dispatcher.times.send_time import instant_of
 
 if TYPE_CHECKING:
     from dispatcher.store.messages import Messages, NewSlot
@@ -58,6 +59,11 @@ def hold_events(tables: Tables, connection: sa.Connection, additions: Sequence[A
         hold = hold.values(token=row.token)
         if connection.execute(hold, execution_options=_COUNTED).rowcount != len(held):
             raise EventChanged
+
+
+def meant_at(event: Event) -> datetime:
+    """Return when an event is by the present rules of its zone. Raises InvalidSendTime."""
+    return event.at if event.wish is None else instant_of(event.wish, event.zone or "UTC")
 
 
 class EventRows:

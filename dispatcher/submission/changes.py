@@ -47,7 +47,7 @@ from dispatcher.submission.reserver import Reserver
 from dispatcher.submission.validation import DraftValidator, judge_times, scopes_of, validate
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.clock import Clock
-from dispatcher.times.send_time import after, check_zone, local_wish, parse
+from dispatcher.times.send_time import after, check_zone, instant_of, local_wish, parse
 from dispatcher.times.zones import known_zone
 
 if TYPE_CHECKING:
@@ -63,7 +63,10 @@ ChangeResult = Message | DispatcherError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewTime:
-    """Another time for messages. The fields are those of ``Dispatcher.reschedule``."""
+    """Another time for messages. The fields are those of ``Dispatcher.reschedule``.
+
+    One that is ``as_wished`` is the time that the wish of each message means now.
+    """
 
     send_at: datetime | str | None = None
     send_in: timedelta | None = None
@@ -75,6 +78,7 @@ class NewTime:
     latest: datetime | str | None = None
     expires_at: datetime | str | None = None
     expire_after: timedelta | None = None
+    as_wished: bool = False
 
     def __post_init__(self) -> None:
         make_texts_plain(self)
@@ -269,9 +273,7 @@ class Changes:
         if draft.expire_after is None:  # the setting of its channel may have changed
             valid = valid._replace(expire_after=None)
         judge_times(valid, now=now)
-        zone, send_at = draft.zone, new_time.send_at
-        if zone is not None and send_at is not None and new_time.zone in (None, zone):
-            valid = valid._replace(wish=local_wish(send_at, valid.send_at, zone))
+        valid = valid._replace(wish=_wish(message, new_time, draft.zone, valid.send_at))
         if new_time.set_zone is None:  # also one that is known no more
             valid = valid._replace(zone=message.zone)
         return Move(row, valid, is_guarded=before is not None)
@@ -290,7 +292,7 @@ def _draft(message: Message, new_time: NewTime) -> Draft:
         value = getattr(new_time, field)
         return None if value is None else parse(value, zone=zone, fold=new_time.fold, field=field)
 
-    send_at = read("send_at")
+    send_at = _wished_at(message) if new_time.as_wished else read("send_at")
     if new_time.later is not None:
         if send_at is not None or new_time.send_in is not None:
             raise InvalidSendTime("later", "given together with another time", "one of them")
@@ -317,6 +319,20 @@ def _draft(message: Message, new_time: NewTime) -> Draft:
         quiet_hours=message.quiet_hours,
         priority=message.priority,
     )
+
+
+def _wished_at(message: Message) -> datetime:
+    if message.wish is None or "T" not in message.wish:  # it was moved to an instant meanwhile
+        raise MessageChanged(message.id)
+    return instant_of(message.wish, message.zone or "UTC")
+
+
+def _wish(message: Message, new_time: NewTime, zone: str | None, at: datetime) -> str | None:
+    if new_time.as_wished:
+        return message.wish
+    if zone is None or new_time.send_at is None or new_time.zone not in (None, zone):
+        return None
+    return local_wish(new_time.send_at, at, zone)
 
 
 def _in_batches(

@@ -15,7 +15,7 @@ from dispatcher.faults import fault
 from dispatcher.message import MAX_EVENT, Message, OnConflict, Status, check_text
 from dispatcher.reservation.booking import BookingRequest, Terms
 from dispatcher.settings import Settings
-from dispatcher.store.events import EventRows
+from dispatcher.store.events import EventRows, meant_at
 from dispatcher.store.messages import NewSlot
 from dispatcher.store.schema import Event, Movable
 from dispatcher.submission.changes import Changes, NewTime
@@ -73,12 +73,14 @@ class EventList:
     def move(
         self,
         name: str,
-        at: datetime | str,
+        at: datetime | str | None,
         zone: str | None,
         on_conflict: OnConflict,
         past: Past,
     ) -> Event:
         """Move an event with its scheduled messages, all or none: one transaction changes them.
+
+        Without ``at`` it goes to where its local time is by the present rules of its zone.
 
         A process that dies leaves reservations of the old times or of the new ones, which reconcile
         compares with the rows.
@@ -86,7 +88,10 @@ class EventList:
         check_choice("past", past, get_args(Past))
         for number in range(1, _TRIES + 1):
             before = self._open(name)
-            after = new_event(before.name, at, zone or before.zone)
+            if at is None:
+                after = before._replace(at=meant_at(before), token=token_hex(6))
+            else:
+                after = new_event(before.name, at, zone or before.zone)
             read = self.event_rows.reminders(before.name)
             try:
                 late, moves = self._moves(read, after, on_conflict, past)

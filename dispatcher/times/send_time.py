@@ -83,6 +83,19 @@ def as_local(instant: datetime, zone: str) -> str:
     return f"{wall};fold=1" if local.fold else wall
 
 
+def instant_of(wish: str, zone: str) -> datetime:
+    """Return the instant of a local time as a message keeps it, by the present rules of the zone.
+
+    One that clocks skip comes as much later as they skip. Raises InvalidSendTime where there is no
+    such zone.
+    """
+    wall, _, is_second = wish.partition(";fold=")
+    local = datetime.fromisoformat(wall).replace(tzinfo=check_zone(zone))
+    if is_second and tz.datetime_exists(local):
+        local = tz.enfold(local)
+    return local.astimezone(UTC)
+
+
 def parse_time_or_date(
     value: datetime | date | str, *, zone: str | None = None, field: str
 ) -> datetime:

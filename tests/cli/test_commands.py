@@ -43,7 +43,7 @@ def test_help_lists_every_command_and_the_exit_codes() -> None:
         assert command in shown.output
         helped = CliRunner().invoke(app, [command, "--help"])
         assert helped.exit_code == 0
-        is_group = command in ("windows", "keys", "quotas", "events", "series")
+        is_group = command in ("windows", "keys", "quotas", "events", "series", "zones")
         assert f"$ dispatcher {command}" in helped.output or is_group
         assert "<bool>" not in helped.output, "a flag takes no value"
 

@@ -23,6 +23,7 @@ from dispatcher.operations import checks
 from dispatcher.operations.checks import Level, measure
 from dispatcher.redis.keys import LooseKeys
 from dispatcher.reservation.contents import RedisNode, RedisSurvey
+from dispatcher.store import wishes
 from dispatcher.store.database import Database
 from dispatcher.store.engines.mariadb import MariaDBEngine
 from dispatcher.store.engines.postgresql import PostgreSQLEngine
@@ -51,6 +52,7 @@ from tests.support.house_fixtures import Build, on_postgresql, on_sqlite
 from tests.support.migrations import HEAD, NEXT, REVISIONS, become_next_version
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
+from tests.support.zone_rules import change_rules
 
 MINUTE, SECOND, MS = timedelta(minutes=1), timedelta(seconds=1), timedelta(milliseconds=1)
 FSYNC_OFF = {"postgresql": {"store.durability": WARNING}, "mysql": {}, "sqlite": {}}
@@ -75,7 +77,7 @@ def test_a_sound_deployment_is_ok_and_looking_changes_nothing(house: House) -> N
     before = house.snapshot()
     findings = examined(house, at_work=False)
     assert levels(findings) == FSYNC_OFF[house.database.url.get_backend_name()]
-    assert len(findings) == 48
+    assert len(findings) == 49
     assert stops(house) == set()
     assert house.snapshot() == before
 
@@ -563,3 +565,18 @@ def test_the_true_offset_lies_within_the_bounds(offset: timedelta, there: int, b
 def test_clocks_are_judged_by_what_is_certain(least: int, most: int, level: Level) -> None:
     finding = checks.judge_clock("x", least * MS, most * MS, stops_worker=True)
     assert (finding.level, finding.stops_worker) == (level, level is ERROR)
+
+
+@on_sqlite
+def test_messages_that_new_rules_of_their_zone_make_wrong_are_counted(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the next ones alone, however many are booked."""
+    monkeypatch.setattr(wishes, "_EXAMINED", 3)
+    for number in range(1, 6):
+        house.submit(f"r{number}", send_at=f"2028-07-0{number}T09:00", zone="Europe/Berlin")
+    judged(house, "zones.wishes", OK)
+    change_rules(monkeypatch, {"Europe/Berlin": "Africa/Lagos"})
+    judged(house, "zones.wishes", WARNING, "3 messages of the next", "`dispatcher zones repair`")
+    change_rules(monkeypatch, {"Europe/Berlin": None})
+    judged(house, "zones.wishes", WARNING, "no zone Europe/Berlin", "tzdata")

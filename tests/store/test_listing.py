@@ -15,11 +15,15 @@ from dispatcher import InvalidDraft, Message, Status
 from dispatcher.message import new_id
 from dispatcher.selection import Selection, Wanted
 from dispatcher.store import listing as listing_module
+from dispatcher.store import wishes
 from dispatcher.store.database import Database
+from dispatcher.store.events import EventRows
 from dispatcher.store.listing import Figures, Listing, StoredVersion
 from dispatcher.store.messages import Messages
-from tests.store.plans import asked_of, plan_of
+from dispatcher.store.wishes import Wishes
+from tests.store.plans import add_many, asked_of, plan_of, touched
 from tests.support import rows
+from tests.support.house import FAR
 from tests.support.tables import messages
 
 pytestmark = pytest.mark.every_database
@@ -435,3 +439,27 @@ def test_the_busiest_come_first(database: Database, figures: Figures) -> None:
     by_recipient, _ = figures.busiest("recipient", within=DAY, limit=9)
     assert [recipient.name for recipient in by_recipient] == ["to ben", "to cyd", "to ada"]
     assert figures.busiest("channel", within=DAY, limit=9)[0][0].messages == 7
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_look_at_wishes_reads_no_more_than_what_is_due_next(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither what has ended nor, where the look ends before, what is scheduled for later."""
+    at_once = 100
+    monkeypatch.setattr(wishes, "_EXAMINED", at_once)
+    instants = [FAR + number * rows.SOON for number in range(5_000)]
+    wish: dict[str, Any] = {"wish": "2100-01-01T09:00:00.000", "zone": "Europe/Berlin"}
+    for status in ("scheduled", "sent"):
+        add_many(database, instants, status=status, tokens=0, **wish)
+    vacuum = "VACUUM ANALYZE dispatcher_messages"
+    database.run(lambda connection: connection.exec_driver_sql(vacuum))
+    looking = Wishes(database, EventRows(database, Messages(database)), "UTC")
+    for last_first in (False, True):
+        with asked_of(database.engine) as asked:
+            [page] = looking.wrong_messages(last_first=last_first, most=1)
+        assert len(page) == at_once
+        with database.engine.connect() as connection:
+            for statement, values in asked:
+                plan = plan_of(connection, statement, values, "ANALYZE")
+                assert touched(plan) <= at_once + 1, statement

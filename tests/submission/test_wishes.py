@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.times.send_time import from_ms, local_wish, parse
+from dispatcher.times.send_time import from_ms, instant_of, local_wish, parse
 from tests.support.house import FAR, House
 
 BERLIN, HOUR = "Europe/Berlin", timedelta(hours=1)
@@ -31,9 +31,20 @@ def test_a_wish_names_the_instant_of_the_local_time_that_was_asked_for(
     asked = wall.isoformat() if is_text else wall
     wish = local_wish(asked, parse(asked, zone=zone, fold=fold), zone)
     assert wish is not None
-    text, _, is_second = wish.partition(";fold=")
-    assert parse(text, zone=zone, fold=int(is_second or 0)) == instant
+    assert instant_of(wish, zone) == instant
     assert local_wish(local.isoformat() if is_text else local, instant, zone) is None
+
+
+def test_a_wish_that_new_rules_skip_or_show_once_has_an_instant() -> None:
+    cases = {
+        "2026-03-29T02:30:00.000": "2026-03-29T01:30+00:00",  # skipped: as much later
+        "2026-03-29T02:30:00.000;fold=1": "2026-03-29T01:30+00:00",
+        "2026-10-24T02:30:00.000;fold=1": "2026-10-24T00:30+00:00",  # shown once
+        "2026-10-25T02:30:00.000": "2026-10-25T00:30+00:00",
+        "2026-10-25T02:30:00.000;fold=1": "2026-10-25T01:30+00:00",
+    }
+    for wish, instant in cases.items():
+        assert instant_of(wish, BERLIN) == datetime.fromisoformat(instant), wish
 
 
 @pytest.mark.every_database
