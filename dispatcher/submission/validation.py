@@ -324,19 +324,28 @@ def judge_times(valid: ValidDraft, *, now: datetime) -> None:
         raise InvalidSendTime("latest", problem, "a later time")
 
 
+def _send_at(
+    draft: Draft, read: Callable[[datetime | str], datetime], now: datetime
+) -> tuple[str, datetime]:
+    """Return the send time, and the field that gives it."""
+    if draft.send_at is not None and draft.send_in is None:
+        send_at = read(draft.send_at)
+        if isinstance(draft, Occurring) and send_at < now:  # it was to come when its pass began
+            send_at = send_time.after(timedelta(0), now=now)
+        return "send_at", send_at
+    if draft.send_in is not None and draft.send_at is None:
+        if draft.fold is not None and draft.expires_at is None and draft.latest is None:
+            raise InvalidSendTime("fold", "given with send_in", "send_at, or no fold")
+        return "send_in", send_time.after(draft.send_in, now=now)
+    return "event", _until_event_is_read(draft, now)
+
+
 def _times(
     draft: Draft, channel: ChannelSettings, now: datetime, horizon: timedelta
 ) -> tuple[datetime, datetime | None, datetime | None, timedelta | None]:
     """Return the send time, the latest one of a shift, and the expiry as an instant or a length."""
     read = partial(send_time.parse, zone=draft.zone, fold=draft.fold)
-    if draft.send_at is not None and draft.send_in is None:
-        name, send_at = "send_at", read(draft.send_at)
-    elif draft.send_in is not None and draft.send_at is None:
-        if draft.fold is not None and draft.expires_at is None and draft.latest is None:
-            raise InvalidSendTime("fold", "given with send_in", "send_at, or no fold")
-        name, send_at = "send_in", send_time.after(draft.send_in, now=now)
-    else:
-        name, send_at = "event", _until_event_is_read(draft, now)
+    name, send_at = _send_at(draft, read, now)
     send_time.check_not_too_far(send_at, now=now, farthest=horizon, field=name)
     latest = expires_at = expire_after = None
     if draft.expires_at is not None:
@@ -349,6 +358,8 @@ def _times(
             raise InvalidDraft("latest", "given without on_conflict='shift'", "no latest")
         if draft.latest is not None:
             latest = min(read(draft.latest, field="latest"), latest)
+            if isinstance(draft, Occurring):
+                latest = max(latest, send_at)
         if expires_at is not None:
             latest = min(latest, max(expires_at, now) - MILLISECOND)
     if draft.expire_after is not None or channel.expire_after is not None:

@@ -175,6 +175,25 @@ def test_many_passes_and_changes_at_once(build: Build) -> None:
     assert house.dispatcher.verify_windows().equal
 
 
+@pytest.mark.parametrize("conflict", ["skip", "shift"])
+def test_what_comes_due_while_a_pass_books_is_sent_now(
+    build: Build, conflict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = build(quotas=ROOMY)
+    add(house, rule="FREQ=DAILY", start=FAR + timedelta(seconds=1), conflict=conflict)
+    known = house.parts.messages.with_keys
+
+    def slowly(keys: list[str]) -> Any:
+        house.moved.advance(MINUTE)
+        return known(keys)
+
+    monkeypatch.setattr(house.parts.messages, "with_keys", slowly)
+    book(house)
+    assert house.parts.series_list.get("daily").skipped == ()
+    first, second, *_ = booked(house)
+    assert FAR + MINUTE <= first.send_at < FAR + HOUR < second.send_at
+
+
 @on_sqlite
 def test_a_series_that_is_changed_meanwhile_delays_no_other(
     build: Build, monkeypatch: pytest.MonkeyPatch
