@@ -20,13 +20,13 @@ import psycopg
 from tests.soak.faults import BY_NAME
 from tests.soak.nemesis import Nemesis, Strike, schedule
 from tests.soak.stage import BEATS, CLIENTS, WORKERS, Stage
-from tests.support.history import ENDED, History, Recorder
+from tests.support.history import ENDED, History, Recorder, is_occurrence
 from tests.support.judge import Violation, is_frozen, judge, recoveries
 from tests.support.waiting import wait_until
 from tests.support.workplace import workplace
 
 _SETTLE_SECONDS = 20.0
-_SPARE_SECONDS = 150.0
+_SPARE_SECONDS = 300.0
 """What start, settling and judging may take beside the faults and the drain."""
 _MOST_SHOWN = 20
 
@@ -74,6 +74,7 @@ def soak(
             took = time.monotonic() - began
             stage.pass_all()
             stage.leave(*CLIENTS)
+            stage.end_series()
             healed = time.monotonic()
             with suppress(AssertionError):  # the judge tells what is left
                 wait_until(stage.is_drained, drain, every=0.2)
@@ -156,6 +157,10 @@ def _result(lines: Sequence[dict[str, Any]], violations: Sequence[Violation]) ->
              and call.answer == "ok"}
         ),
         "stored": len(history.rows),
+        "occurrences": sum(is_occurrence(row) for row in history.rows.values()),
+        "reminders": sum(
+            bool(row["event"]) and not is_occurrence(row) for row in history.rows.values()
+        ),
         **{status: statuses[status] for status in sorted(ENDED)},
         "sends": len(history.sends),
         "sends_frozen": sum(is_frozen(send, history) for send in history.sends),

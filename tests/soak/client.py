@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,14 @@ from typing import Any
 from dispatcher import Dispatcher
 from dispatcher.errors import (
     DispatcherError,
-    MessageNotFound,
     OutcomeUnknown,
     Unavailable,
 )
 from dispatcher.message import Draft, Message
+from dispatcher.submission.events import Past
 from dispatcher.times.send_time import to_ms
 from tests.soak.contents import (
+    CHANGED_SERIES,
     CHANNELS,
     OWN_LIMITS,
     OWN_QUOTAS,
@@ -43,6 +45,7 @@ from tests.support.history import Recorder, now_us, read
 _AHEAD_SECONDS = 5.0
 _TRIES = 4
 _REMEMBERED = 12
+_EVENTS = 9
 
 Fields = dict[str, Any]
 
@@ -68,6 +71,7 @@ class Caller:
         self._numbers = count()
         self._known: deque[Known] = deque(maxlen=_REMEMBERED)
         self._keyed: deque[Known] = deque(maxlen=_REMEMBERED)
+        self._events: deque[str] = deque(maxlen=_EVENTS)
 
     def run(self, stopped: threading.Event, unanswered: list[Fields]) -> None:
         for fields in unanswered:
@@ -75,7 +79,7 @@ class Caller:
         acts: list[tuple[Callable[[], None], int]] = [
             (self._submit, 55), (self._submit_many, 9), (self._cancel, 9), (self._reschedule, 9),
             (self._update, 6), (self._repeat, 5), (self._conflict, 3), (self._look, 4),
-            (self._change_own, 3),
+            (self._change_own, 3), (self._change_event, 24), (self._change_series, 3),
         ]  # fmt: skip
         while not stopped.wait(self._chance.uniform(0.005, 0.06)):
             (act,) = self._chance.choices([act for act, _ in acts], [share for _, share in acts])
@@ -148,11 +152,15 @@ class Caller:
             if self._chance.random() < 0.5
             else {}
         )
-        self._change(
-            "reschedule",
-            lambda id_: self._dispatcher.reschedule(id_, send_at=at, **shift),
-            send_at_ms=to_ms(at),
-        )
+        # A reminder that has a time by hand follows its event no more.
+        known = [known for known in self._known if "event" not in known.fields]
+        if known:
+            self._change(
+                "reschedule",
+                lambda id_: self._dispatcher.reschedule(id_, send_at=at, **shift),
+                self._chance.choice(known),
+                send_at_ms=to_ms(at),
+            )
 
     def _update(self) -> None:
         if not self._known:
@@ -187,15 +195,45 @@ class Caller:
         every = OWN_LIMITS if what == "limits" else dict.fromkeys(TENANTS, OWN_QUOTAS)
         tenant = self._chance.choice([*every])
         rules = self._chance.choice(every[tenant])
-        number = self._call(what, tenant=tenant, rules=rules)
         how = "unset" if rules is None else "set"
-        try:
-            act = getattr(self._dispatcher, f"{how}_{what}")
-            act("tenant", tenant, *([] if rules is None else [rules]))
-        except DispatcherError as error:
-            self._answer(number, "unknown", error)
+        act = getattr(self._dispatcher, f"{how}_{what}")
+        given = [] if rules is None else [rules]
+        self._ask(what, lambda: act("tenant", tenant, *given), tenant=tenant, rules=rules)
+
+    def _change_event(self) -> None:
+        """Set an event with its first reminder, remind of one again, move it, or cancel it."""
+        chance, events = self._chance, self._dispatcher.events
+        at = _now() + timedelta(milliseconds=chance.randint(3_000, 20_000))
+        act = chance.random()
+        if act < 0.25 or not self._events:
+            event = f"event {self._name}.{next(self._numbers)}"
+            fields = self._reminder(event, keyed=False) | {"event_at": at.isoformat()}
+            if self._ask_to_submit(fields) == "ok":
+                self._events.append(event)
+            return
+        event = chance.choice(self._events)
+        if act < 0.6:
+            self._ask_to_submit(self._reminder(event))
+        elif act < 0.95:
+            past: Past = "cancel" if chance.random() < 0.5 else "refuse"
+            move = partial(events.move, event, at, past=past)
+            self._ask("move_event", move, event=event, event_at_ms=to_ms(at), past=past)
         else:
-            self._answer(number, "ok", None)
+            self._events.remove(event)
+            self._ask("cancel_event", partial(events.cancel, event), event=event)
+
+    def _change_series(self) -> None:
+        series, event = self._dispatcher.series, self._chance.choice(CHANGED_SERIES)
+        rule = f"FREQ=MINUTELY;INTERVAL={self._chance.randint(1, 3)}"
+        name = event.removeprefix("series:")
+        acts: dict[str, tuple[Callable[[], object], int]] = {
+            "change_series": (lambda: series.change(name, rule=rule), 8),
+            "pause_series": (lambda: series.pause(name), 6),
+            "resume_series": (lambda: series.resume(name), 6),
+            "remove_series": (lambda: series.remove(name), 1),
+        }
+        (op,) = self._chance.choices([*acts], [share for _, share in acts.values()])
+        self._ask(op, acts[op][0], event=event)
 
     def _change(
         self, op: str, act: Callable[[str], Message], known: Known | None = None, **asked: Any
@@ -203,19 +241,27 @@ class Caller:
         if not self._known:
             return
         about = known or self._chance.choice(self._known)
-        number = self._call(op, id=about.id, **asked)
+        self._ask(op, lambda: act(about.id), id=about.id, **asked)
+
+    def _ask(self, op: str, act: Callable[[], object], **asked: Any) -> None:
+        number = self._call(op, **asked)
         try:
-            message = act(about.id)
+            result = act()
         except Unavailable as error:
             # Of a refused reservation nothing is left; what a database does, nobody knows.
-            is_clean = type(error).__name__ == "ReservationsUnavailable"
+            is_clean = "id" in asked and type(error).__name__ == "ReservationsUnavailable"
             self._answer(number, "refused" if is_clean else "unknown", error)
-        except MessageNotFound as error:
-            self._answer(number, "refused", error)
         except DispatcherError as error:
             self._answer(number, "refused", error)
         else:
-            self._answer(number, "ok", None, **_told(message))
+            told = _told(result) if isinstance(result, Message) else {}
+            self._answer(number, "ok", None, **told)
+
+    def _reminder(self, event: str, *, keyed: bool | None = None) -> Fields:
+        fields = self._fields(keyed=keyed)
+        for name in ("send_at", "on_conflict", "latest", "expires_at"):
+            fields.pop(name, None)
+        return fields | {"event": event, "offset": f"-{self._chance.randint(1, 4)} seconds"}
 
     def _fields(self, *, keyed: bool | None = None) -> Fields:
         chance = self._chance
@@ -264,12 +310,16 @@ def _now() -> datetime:
 
 
 def _asked(fields: Fields) -> Fields:
-    return {
+    asked = {
         "tag": _tag(fields),
         "key": fields.get("idempotency_key"),
         "digest": digest_of(fields["channel"], fields["recipient"], fields["body"]),
-        "send_at_ms": to_ms(datetime.fromisoformat(fields["send_at"])),
     }
+    if "event" in fields:
+        seconds = int(fields["offset"].removesuffix(" seconds"))
+        asked |= {"event": fields["event"], "offset_ms": seconds * 1_000}
+    times = {name for name in ("send_at", "event_at") if name in fields}
+    return asked | {f"{name}_ms": to_ms(datetime.fromisoformat(fields[name])) for name in times}
 
 
 def _told(message: Message) -> Fields:

@@ -27,6 +27,10 @@ OWN_LIMITS: Mapping[str, tuple[str | None, ...]] = {
 LOOSEST_LIMITS = {"acme": "5/second"}
 """What tenants have from the start that always have limits."""
 
+SERIES = [f"series:{number}" for number in range(100)]
+CHANGED_SERIES = SERIES[60:]
+"""Those that callers change, pause, resume and remove."""
+
 _PEOPLE: Mapping[str, int] = {"mail": 70, "text": 70, EMAIL: 20, WEBHOOK: 20}
 
 

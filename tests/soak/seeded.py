@@ -14,6 +14,7 @@ from copy import copy
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from secrets import token_hex
 from typing import Any, NamedTuple
 from uuid import uuid5
 
@@ -153,6 +154,21 @@ def _taken_for_no_time(real: Any) -> Any:
     return lambda *arguments, **named: real(*arguments, **named | {"within": timedelta(0)})
 
 
+def _without_reminders(real: Any) -> Any:
+    def move(self: Any, before: Any, after: Any, read: Any, _: Any, late: Any, **named: Any) -> Any:
+        return real(self, before, after, read, (), late, **named)
+
+    return move
+
+
+def _another_token(real: Any) -> Any:
+    def occurring(*, idempotency_key: str, **fields: Any) -> Any:
+        _, _, nominal = idempotency_key.split(":", 2)
+        return real(idempotency_key=f"series:{token_hex(6)}:{nominal}", **fields)
+
+    return occurring
+
+
 _REPEATED = ("broker.repeat", "reply.task", "broker.no-queues")
 _LATE = ("worker.freeze", "line.refuse", "broker.no-queues")
 _FLUSHED = (
@@ -242,6 +258,16 @@ BUGS = {
             ["submission.sinks.recalled", "submission.pipeline.recalled"], _any_content_recalled
         ),
         "I8",
+    ),
+    "an event moved without its reminders": Bug(
+        {"store.events.EventRows.move": _without_reminders}, "I19"
+    ),
+    "occurrences booked by passes at once, without keys": Bug(
+        {
+            "submission.series._LEASE": lambda _: timedelta(0),
+            "submission.series.Occurring": _another_token,
+        },
+        "I20",
     ),
     "a log tells the recipient": Bug({"delivery.group.Group._call": _recipient_logged}, "I15"),
     "an e-mail without an answer counts as sent": Bug(

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,16 +16,21 @@ import psycopg
 from psycopg.rows import DictRow, dict_row
 
 from dispatcher import Dispatcher, Settings
+from dispatcher.errors import InvalidValue
 from dispatcher.store.database import Database
 from dispatcher.store.lists import ScopeSettings
+from dispatcher.times.send_time import to_ms
 from tests.soak.contents import (
     CANARY,
+    CHANGED_SERIES,
     EMAIL,
     LOOSEST_LIMITS,
     LOOSEST_QUOTAS,
     PERSON,
     QUOTAS_OF_TENANTS,
+    SERIES,
     WEBHOOK,
+    body_of,
     digest_of,
     tag_of,
 )
@@ -106,7 +112,54 @@ class Stage:
         self.supervised.up(*WORKERS, *BEATS)
         with Dispatcher(self.settings("clients")) as dispatcher:
             wait_until(lambda: accepts(dispatcher), _ROOMY, every=0.1)
+            self._add_series(dispatcher)
         self.supervised.up(*CLIENTS)
+
+    def _add_series(self, dispatcher: Dispatcher) -> None:
+        """Add series, each with a recipient of its own, that have a time each minute."""
+        now = datetime.now(UTC).replace(microsecond=0)
+        for number, event in enumerate(SERIES):
+            start = now + timedelta(seconds=number * 60 // len(SERIES))
+            body, recipient = body_of("mail", event), f"{PERSON}-{event}"
+            with self._asked(
+                "add_series",
+                event,
+                tag=event,
+                digest=digest_of("mail", recipient, body),
+                start_ms=to_ms(start),
+                every_ms=60_000,
+            ):
+                dispatcher.series.add(
+                    _name(event),
+                    "FREQ=MINUTELY",
+                    start=start,
+                    channel="mail",
+                    recipient=recipient,
+                    body=body,
+                    missed="last" if event in CHANGED_SERIES else "all",
+                )
+
+    def end_series(self) -> None:
+        """Remove all series, once those that nobody has changed have been booked until now."""
+        behind = "SELECT 1 FROM dispatcher_events WHERE covered < now() AND name <> ALL(%s)"
+        with self.sql() as connection, suppress(AssertionError):  # the judge tells what is missing
+            wait_until(
+                lambda: connection.execute(behind, [CHANGED_SERIES]).fetchone() is None,
+                150,
+                every=0.2,
+            )
+        with Dispatcher(self.settings("clients")) as dispatcher:
+            for event in SERIES:
+                with self._asked("remove_series", event), suppress(InvalidValue):
+                    dispatcher.series.remove(_name(event))
+
+    @contextmanager
+    def _asked(self, op: str, event: str, **asked: Any) -> Iterator[None]:
+        """Write down a call that is answered with yes, also where it was done before."""
+        number = f"{op} {event}"
+        self.recorder.write("call", n=number, op=op, who="stage", event=event, **asked)
+        yield
+        self.recorder.write("answer", n=number, answer="ok")
 
     def settings(self, side: str, quotas_of_tenants: str = QUOTAS_OF_TENANTS) -> Settings:
         ports = {
@@ -148,6 +201,7 @@ class Stage:
             "data_dir": self.folder,
             "quotas": QUOTAS[""],
             "scopes": {"tenant": {"quotas": quotas_of_tenants}},
+            "book_ahead": 240,
             "transaction_grace": 1,
             "tell_delay_after": 1,
             "hooks": "tests.soak.provider:DelayHook",
@@ -241,6 +295,10 @@ class Stage:
         else:
             command += ["dispatcher", "worker" if name in WORKERS else "beat"]
         return Service(name, command, self.folder, child_environment(self.settings(side)))
+
+
+def _name(event: str) -> str:
+    return event.removeprefix("series:")
 
 
 def _content(row: Any) -> dict[str, Any]:

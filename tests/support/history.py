@@ -4,7 +4,8 @@ A line is a JSON object with ``kind`` and ``at`` (microseconds since 1970). The 
 
 ======== ====================================================================================
 terms    ``quotas`` and ``limits`` by name, ``concurrency``, ``longest_ms`` of a send, ...
-call     a client asks: ``n``, ``op``, ``tag``, ``key``, ``id``, ``digest``, ``send_at_ms``
+call     a client asks: ``n``, ``op``, ``tag``, ``key``, ``id``, ``digest``, ``send_at_ms``;
+         of an event or a series ``event``, ``event_at_ms``, of a reminder also ``offset_ms``
 answer   what it was told: ``n``, ``answer`` (ok, refused, unknown), ``error``, ``id``, ...
 begin    the provider is given a message: ``id``, ``attempt``, ``pid``, ``digest``, ...
 accept   it has taken it; ``decline``: it has not, and ``how`` it said so. A receiver behind a
@@ -35,8 +36,11 @@ Line = Mapping[str, Any]
 FINAL = frozenset({"sent", "failed", "expired", "cancelled"})
 ENDED = FINAL | {"held"}
 """The ends of a message; a held one waits for a person."""
-SUBMITS = frozenset({"submit", "conflict"})
-"""A conflict asks for other content under a known key, which may be free by then."""
+SUBMITS = frozenset({"submit", "conflict", "add_series"})
+"""A conflict asks for other content under a known key, which may be free by then.
+
+A series is added for all its messages, of which no answer tells the ids.
+"""
 NEVER = 1 << 62
 _BEGIN = '{"kind": "'
 _KINDS = {
@@ -158,6 +162,14 @@ class History:
                 by_message[call.about].append(call)
         return by_message
 
+    def of_events(self) -> dict[str, list[Call]]:
+        """Return the calls about each event or series, and the submits of its reminders."""
+        by_event: dict[str, list[Call]] = defaultdict(list)
+        for call in self.calls:
+            if "event" in call.asked:
+                by_event[call.asked["event"]].append(call)
+        return by_event
+
     def by_message(self) -> dict[str, list[Send]]:
         found: dict[str, list[Send]] = defaultdict(list)
         for send in self.sends:
@@ -170,6 +182,10 @@ class History:
 def now_us() -> int:
     """Return microseconds since 1970 by the host's clock, which all parts of a run share."""
     return time.time_ns() // 1_000
+
+
+def is_occurrence(row: Line) -> bool:
+    return str(row.get("event")).startswith("series:")
 
 
 def place_of(message_id: str, tail: str) -> str:

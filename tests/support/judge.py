@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from dispatcher.times.send_time import to_ms
 from tests.support.history import (
     ENDED,
     FINAL,
@@ -21,6 +23,7 @@ from tests.support.history import (
     History,
     Line,
     Send,
+    is_occurrence,
     place_of,
 )
 from tests.support.model import excesses
@@ -29,6 +32,11 @@ _UNSENT = frozenset({"cancelled", "expired", "failed"})
 _NOT_TAKEN = frozenset({"temporary", "permanent"})
 _HOLD_NO_PLACE = frozenset({"cancelled", "expired"})
 _AFTER_A_FREEZE_US = 500_000
+_CLAIMED_AHEAD_US = 1_000_000
+"""A message may be in the hands of a worker from so long before its time on."""
+_EVENT_ENDS = frozenset({"cancel_event", "remove_series"})
+_CANCEL_SOME = _EVENT_ENDS | {"change_series", "resume_series"}
+"""Calls that cancel messages of their event or series; so do moves that ask for it."""
 
 
 class Violation(NamedTuple):
@@ -53,6 +61,7 @@ def lost(history: History) -> Iterator[str]:
     """Whatever was accepted has come to an end, and to one that has a reason."""
     begun = history.by_message()
     cancels = history.changes("cancel")
+    of_events = history.of_events()
     for id_ in sorted(_accepted(history) - history.rows.keys()):
         yield f"{id_} was accepted but is not stored"
     for id_, row in history.rows.items():
@@ -73,8 +82,14 @@ def lost(history: History) -> Iterator[str]:
             row["on_unknown"] == "retry" or "unknown" not in _outcomes(id_, history)
         ):
             yield f"{id_} is held for no reason"
-        elif status == "cancelled" and not any(
-            call.answer != "refused" for call in cancels.get(id_, ())
+        elif (
+            status == "cancelled"
+            and not any(call.answer != "refused" for call in cancels.get(id_, ()))
+            and not any(
+                call.answer != "refused" and call.at <= row["ended_at"]
+                for call in of_events.get(row.get("event") or "", ())
+                if call.op in _CANCEL_SOME or call.asked.get("past") == "cancel"
+            )
         ):
             accepted = [call for call in history.submits_of(row) if _is_promise(call)]
             if accepted:
@@ -100,7 +115,7 @@ def phantoms(history: History) -> Iterator[str]:
     for id_, row in history.rows.items():
         if row["status"] == "sent" and sent[id_] and row["digest"] not in sent[id_]:
             yield f"{id_} was sent with other content than SQL holds"
-    tags = {call.asked["tag"] for call in history.calls if call.op == "submit"}
+    tags = {call.asked["tag"] for call in history.calls if call.op in SUBMITS}
     for row in history.rows.values():
         if row["tag"] not in tags:
             yield f"{row['id']} is stored but was never submitted"
@@ -361,13 +376,53 @@ def early_or_expired(history: History) -> Iterator[str]:
             continue
         promised = [*history.submits_of(row), *moves.get(send.id, ())]
         times = possible(promised, send.at, "send_at_ms")
-        due = min(times, default=send.begin["send_at_ms"])
+        due = send.begin["send_at_ms"]
+        if times and not row.get("event"):  # what is sent by then stays when its event moves
+            due = min(times)
         if send.at < due * 1_000:
             yield f"{send.id} was sent {due - send.at / 1_000:.3f} ms early"
         expiry = row["expires_at_ms"]
         is_late = expiry is not None and send.at > expiry * 1_000 + history.terms["expiry_slack_us"]
         if is_late and not is_frozen(send, history):
             yield f"{send.id} was sent {send.at / 1_000 - expiry:.0f} ms after its expiry"
+
+
+def left_behind(history: History) -> Iterator[str]:
+    """What was not on its way yet goes where its event goes, and ends with it."""
+    of_events = history.of_events()
+    for send in history.sends:
+        row, due = history.rows.get(send.id), send.begin["send_at_ms"]
+        calls = of_events.get((row or {}).get("event") or "", [])
+        if row is None or not calls:
+            continue
+        latest = due * 1_000 - _CLAIMED_AHEAD_US
+        ends = [call for call in calls if call.op in _EVENT_ENDS and call.answer == "ok"]
+        if any(call.until <= latest for call in ends):
+            yield f"{send.id} was sent for {due} though {row['event']} had ended"
+        moves = [call for call in calls if "event_at_ms" in call.asked and call.answer != "refused"]
+        times = possible(moves, latest, "event_at_ms")
+        times |= {call.asked["event_at_ms"] for call in moves if call.at > latest}
+        offsets = {call.asked.get("offset_ms") for call in history.submits_of(row)} - {None}
+        if offsets and not any(due - offset in times for offset in offsets):
+            yield f"{send.id} was sent for {due} though {row['event']} had moved"
+
+
+def false_occurrences(history: History) -> Iterator[str]:
+    """A series that no caller has changed has one message at each of its times until it ends."""
+    booked: dict[str, Counter[int]] = defaultdict(Counter)
+    for row in filter(is_occurrence, history.rows.values()):
+        nominal = datetime.fromisoformat(row["key"].split(":", 2)[2])
+        booked[row["event"]][to_ms(nominal)] += 1
+    for event, (add, *changes) in history.of_events().items():
+        if add.op != "add_series" or not changes or any(call.who != add.who for call in changes):
+            continue
+        times = range(add.asked["start_ms"], changes[0].at // 1_000, add.asked["every_ms"])
+        for at_ms in times:
+            if at_ms * 1_000 > add.until and not booked[event][at_ms]:
+                yield f"{event} has no message at {at_ms}"
+        for at_ms, several in booked[event].items():
+            if several > 1:
+                yield f"{event} has {several} messages at {at_ms}"
 
 
 def slow_recoveries(history: History) -> Iterator[str]:
@@ -470,9 +525,14 @@ def untrue_words(history: History) -> Iterator[str]:
 
 def delays_told_again(history: History) -> Iterator[str]:
     """A delay is told once for each time that a message was promised for."""
-    moves = history.changes("reschedule")
+    moves, of_events = history.changes("reschedule"), history.of_events()
     for id_, times in Counter(line["id"] for line in history.delays).items():
-        most = 1 + sum(call.answer != "refused" for call in moves.get(id_, ()))
+        event = history.rows.get(id_, {}).get("event")
+        moves_of_event = [
+            call for call in of_events.get(event or "", ()) if call.op == "move_event"
+        ]
+        calls = [*moves.get(id_, ()), *moves_of_event]
+        most = 1 + sum(call.answer != "refused" for call in calls)
         if times > most:
             yield f"the delay of {id_}, which had {most} times at most, was told {times} times"
 
@@ -504,6 +564,8 @@ INVARIANTS: Mapping[str, Sequence[Callable[[History], Iterator[str]]]] = {
     "I16 accounts": [false_accounts],
     "I17 what is called sent is there": [untrue_words, unproven],
     "I18 a delay is told once": [delays_told_again],
+    "I19 reminders follow": [left_behind],
+    "I20 occurrences are booked once": [false_occurrences],
 }
 """I13, fairness, needs a run without faults to compare with; the benchmarks look at it."""
 
@@ -514,7 +576,8 @@ def _is_promise(call: Call) -> bool:
 
 
 def _accepted(history: History) -> set[str]:
-    return {call.told["id"] for call in history.calls if call.op in SUBMITS and _is_promise(call)}
+    promises = (call for call in history.calls if call.op in SUBMITS and _is_promise(call))
+    return {call.told["id"] for call in promises if "id" in call.told}
 
 
 def _gave_key_back(id_: str, at: int, history: History) -> bool:

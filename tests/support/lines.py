@@ -104,6 +104,7 @@ def of_row(row: Any, kinds: Collection[str], **more: Any) -> dict[str, Any]:
         "key": row.idempotency_key,
         "on_unknown": row.on_unknown,
         "tail": row.tail,
+        "event": row.event,
     }
     return line | more
 

@@ -130,9 +130,38 @@ TWICE = [
 ]  # fmt: skip
 CANCELLED = [*submit(), *row(status="cancelled", attempt_count=0)]
 
+REMINDER: dict[str, Any] = {"event": "e", "offset_ms": -1_000, "event_at_ms": DUE_MS + 1_000}
+REMINDED = [*submit(**REMINDER), *send(), *attempt(), *row(event="e"), *place()]
+SERIES = {"event": "series:s", "tag": f"tag {ANN}", "digest": f"digest {ANN}"}
+ADDED = call(
+    "add_series", n="a", at=SECOND, asked=SERIES | {"start_ms": DUE_MS, "every_ms": 60_000}
+)
+REMOVED = call("remove_series", n="r", at=60 * SECOND, asked={"event": "series:s"})
+OCCURRENCE: dict[str, Any] = {"event": "series:s", "key": "series:token:1970-01-01T00:00:10Z"}
+
 OTHER = {"key": "k", "tag": f"tag {ANN}", "digest": "digest other", "send_at_ms": DUE_MS}
 
 GOOD: dict[str, Lines] = {
+    "a reminder that has followed its event": [
+        *submit(**REMINDER | {"event_at_ms": 50_000}, send_at_ms=49_000), *REMINDED[2:],
+        *change("move_event", event="e", event_at_ms=DUE_MS + 1_000),
+    ],
+    "on its way when its event moved, and ended": [
+        *REMINDED, *change("move_event", event="e", event_at_ms=90_000, at=DUE - SECOND // 2),
+        *change("cancel_event", event="e", at=DUE),
+    ],
+    "cancelled with its event": [
+        *submit(**REMINDER), *change("cancel_event", event="e"),
+        *row(status="cancelled", event="e", attempt_count=0),
+    ],
+    "cancelled by a move of its event": [
+        *submit(**REMINDER), *change("move_event", event="e", event_at_ms=2_000, past="cancel"),
+        *row(status="cancelled", event="e", attempt_count=0),
+    ],
+    "an occurrence": [*ADDED, *send(), *attempt(), *row(**OCCURRENCE), *place(), *REMOVED],
+    "an occurrence that another caller has taken away": [
+        *ADDED, *change("change_series", event="series:s", who="d"), *REMOVED
+    ],
     "sent once": SENT,
     "refused under a key, and cancelled": [
         *submit(answer="refused", key="k"), *row(status="cancelled", key="k", attempt_count=0)
@@ -311,6 +340,21 @@ BAD: dict[str, tuple[str, str, Lines]] = {
     ]),
     "a delay told again": ("I18", "was told 2 times", [
         *SENT, *2 * [{"kind": "delayed", "at": DUE, "id": ANN, "limit": "tenant: 1/second"}],
+    ]),
+    "left behind by its event": ("I19", "though e had moved", [
+        *REMINDED, *change("move_event", event="e", event_at_ms=90_000),
+    ]),
+    "sent though its event had ended": ("I19", "though e had ended", [
+        *REMINDED, *change("cancel_event", event="e"),
+    ]),
+    "cancelled before its event": ("I1", "which nobody asked for", [
+        *submit(**REMINDER), *change("cancel_event", event="e", at=95 * SECOND),
+        *row(status="cancelled", event="e", attempt_count=0),
+    ]),
+    "an occurrence without a message": ("I20", f"no message at {DUE_MS}", [*ADDED, *REMOVED]),
+    "an occurrence booked twice": ("I20", f"2 messages at {DUE_MS}", [
+        *ADDED, *row(**OCCURRENCE), *REMOVED,
+        *row(BEN, tag=f"tag {ANN}", event="series:s", key="series:u:1970-01-01T00:00:10Z"),
     ]),
     "an attempt that counts as sent": ("I17", "counts as sent, and nobody has accepted it", [
         *TWICE, *attempt("unknown"), *attempt(token=3, at=DUE + 5 * SECOND),
