@@ -75,6 +75,12 @@ class SeriesRows:
 
         return self._database.transact(work)
 
+    def hold(self, rows: Sequence[SeriesRow], *, until: datetime) -> None:
+        """Let no other process take these series before, unless they were changed meanwhile."""
+        row = self._table.c
+        these = one_of(row.name, [held.name for held in rows]), row.token.in_(r.token for r in rows)
+        self._database.execute(update(self._table).where(*these).values(look_at=until))
+
     def advance(self, rows: Sequence[SeriesRow]) -> None:
         """Write how far these series are covered, unless they were changed meanwhile."""
         values = [

@@ -350,7 +350,7 @@ class SeriesList:
         return booked
 
     def _book(self, rows: Sequence[SeriesRow], now: datetime) -> int:
-        booked, failed = 0, set[str]()
+        booked, failed, held_at = 0, set[str](), now
         opened: dict[str, tuple[Series, set[str]]] = {}
         skipped = defaultdict[str, list[Skipped]](list)
         drafts = self._wanted(rows, now, opened, failed)
@@ -363,6 +363,9 @@ class SeriesList:
                 else:
                     skipped[draft.series].append(Skipped(draft.nominal, reason_of(error)))
             fault("series.after_batch")
+            if (at := self.clock.now()) - held_at > _LEASE / 2:
+                held_at = at
+                self.series_rows.hold(rows, until=at + _LEASE)
         self.series_rows.advance([
             self._advanced(row, *opened[row.name], now, skipped[row.name])
             for row in rows if row.name in opened.keys() - failed

@@ -25,6 +25,7 @@ from tests.support.examples import examples
 from tests.support.house import FAR, House, let_graces_pass
 from tests.support.house_fixtures import Build, on_postgresql, on_sqlite
 
+SECOND = timedelta(seconds=1)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 ROOMY = "1000/hour"
 HI = {"text": "{{ who }} {{ of }}"}
@@ -446,6 +447,24 @@ def test_a_pass_that_has_read_an_erased_recipient_stores_nothing_of_it(
     assert [*house.dispatcher.select(recipient="ada")] == []
     times = Counter(message.send_at for message in booked(house, "both"))
     assert (len(times), set(times.values())) == (35, {1})
+
+
+def test_no_other_pass_takes_a_series_that_takes_long(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or each worker would book the same long list, one after another."""
+    house = build(quotas=ROOMY)
+    add(house, recipients=[f"r{number}" for number in range(100)])
+    rows, known, taken = house.parts.series_rows, house.parts.messages.with_keys, list[Any]()
+
+    def slow(keys: Any) -> Any:
+        taken.extend(rows.take_due(house.clock.now(), lease=DAY, limit=1))
+        house.moved.advance(70 * SECOND)
+        return known(keys)
+
+    monkeypatch.setattr(house.parts.messages, "with_keys", slow)
+    assert book(house) == 3_500
+    assert taken == []
 
 
 @on_sqlite
