@@ -75,7 +75,8 @@ LOCAL = "local"
 MAX_NAME = 100
 _AT_ONCE = 1_000
 _ROUNDS = 20
-_LEASE = timedelta(minutes=2)
+_LEASE = timedelta(seconds=30)
+_ON_ITS_WAY = timedelta(seconds=30)
 _MOST_SKIPPED = 20
 _MOST_JUDGED = 1_000
 _MOST_A_DAY = 1_440
@@ -191,6 +192,8 @@ class SeriesList:
 
     def add(self, name: str, wish: Mapping[str, Any]) -> Series:
         name = check_text("name", name, longest=MAX_NAME)
+        if isinstance(recipients := wish.get("recipients"), Iterator):  # it is read twice
+            wish = {**wish, "recipients": [*recipients]}
         row = self.series_rows.get(SERIES + name)
         if row is None:
             series, now = self._read(name, wish), self.clock.now()
@@ -221,12 +224,12 @@ class SeriesList:
     ) -> Series:
         """Change the occurrences from ``since`` on, by default all that are to come.
 
-        What comes within the horizon may be on its way: it stays.
+        What comes within the horizon, or half a minute, may be on its way: it stays.
         """
         row = self._row(name)
         now = self.clock.now()
         before = Series.of(row)
-        covered, earliest = row.covered or now, now + self.settings.horizon
+        covered, earliest = row.covered or now, now + min(self.settings.horizon, _ON_ITS_WAY)
         if since is not None:
             since = parse_time_or_date(since, zone=self._zone(before, None), field="since")
         since = max(since or earliest, earliest)

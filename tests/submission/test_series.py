@@ -216,15 +216,24 @@ def test_a_series_that_is_changed_meanwhile_delays_no_other(
     assert {message.send_at.hour for message in booked(house)} == {10}
 
 
+def test_a_change_leaves_what_is_on_its_way_however_long_the_horizon(build: Build) -> None:
+    house = build(quotas=ROOMY, horizon="20 days", redelivery_timeout="60 days")
+    add(house, rule="FREQ=HOURLY", start="2100-01-01T11:30")
+    book(house)
+    house.parts.series_list.change("daily", {"rule": "FREQ=DAILY;BYHOUR=18"}, None)
+    book(house)
+    assert {message.send_at.hour for message in booked(house)} == {18}
+
+
 @pytest.mark.parametrize("conflict", ["skip", "refuse"])
 def test_a_series_may_be_added_again_as_it_is(build: Build, conflict: str) -> None:
     """Also once its places are its own, and after its end."""
     house = build(quotas="1/hour")
     fields = {"conflict": conflict, "until": "2100-01-20T00:00"}
-    first = add(house, **fields)
+    first = add(house, **fields, recipients=iter(["ada"]))
     for later in (DAY, 40 * DAY):
         book(house, later=later)
-        again = add(house, **fields, start=None)
+        again = add(house, **fields, recipients=iter(["ada"]), start=None)
         assert again.model_copy(update={"booked_until": first.booked_until}) == first
     with pytest.raises(InvalidValue, match="there is a series"):
         add(house, rule="FREQ=DAILY;BYHOUR=10")
@@ -459,7 +468,7 @@ def test_no_other_pass_takes_a_series_that_takes_long(
 
     def slow(keys: Any) -> Any:
         taken.extend(rows.take_due(house.clock.now(), lease=DAY, limit=1))
-        house.moved.advance(70 * SECOND)
+        house.moved.advance(20 * SECOND)
         return known(keys)
 
     monkeypatch.setattr(house.parts.messages, "with_keys", slow)
