@@ -53,6 +53,7 @@ class Row:
     body: str
     delayed_by: str | None
     priority: int
+    event: str | None
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> Row:

@@ -67,3 +67,4 @@ def test_a_bug_is_found(bug: str) -> None:
     hunted = hunt(bug)
 
     assert hunted.broken, f"{hunted.faults} faults did not find it"
+    assert "AttributeError" not in str(hunted.broken), "the planted bug is out of date"
