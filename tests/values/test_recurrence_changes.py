@@ -37,10 +37,10 @@ def changes() -> list[tuple[str, int]]:
     named = [
         (name, at)
         for name in ZONES
-        for at in recurrence_model.changes(rules(name), range(2010, 2041))
+        for at in recurrence_model.changes(rules(name), range(2015, 2041))
     ]
     turns = [
-        ("UTC", int(datetime(year, 1, 1, tzinfo=UTC).timestamp())) for year in range(2010, 2041)
+        ("UTC", int(datetime(year, 1, 1, tzinfo=UTC).timestamp())) for year in range(2015, 2041)
     ]
     return named + turns + [("Asia/Kathmandu", 504_901_800)]  # ahead by a quarter of an hour, 1986
 
@@ -168,7 +168,7 @@ def test_rules_mean_around_clock_changes_what_the_model_says() -> None:
 def test_rules_mean_around_every_change_what_the_model_says(name: str) -> None:
     random = Random(name)  # noqa: S311 - repeatable
     for change in [change for change in changes() if change[0] == name]:
-        for _ in range(60):
+        for _ in range(10):
             compare(random, *change)
 
 
