@@ -414,6 +414,19 @@ def test_conflicts(build: Build, conflict: str, number: int, skipped: int) -> No
     ] * skipped
 
 
+def test_none_of_many_at_one_minute_is_lost(build: Build) -> None:
+    """37 at 08:05 where three fit a minute: all have places, one minute after another."""
+    house = build(
+        quotas=ROOMY, book_ahead="1 day",
+        channels={"memory": {"transport": "memory", "quotas": "3/minute"}},
+    )  # fmt: skip
+    names = [f"r{number}" for number in range(37)]
+    add(house, rule="5 8 * * *", recipients=names, conflict="shift", window="1h")
+    assert book(house) == 37
+    minutes = Counter((m.send_at - FAR) // MINUTE for m in booked(house))
+    assert (sum(minutes.values()), max(minutes.values())) == (37, 3)
+
+
 def test_an_erased_recipient_leaves_every_series(build: Build) -> None:
     house = build(quotas=ROOMY)
     add(house, "both", recipients=["ada", "bob"])

@@ -547,3 +547,38 @@ def test_a_rule_may_begin_in_any_century(year: int) -> None:
     rule = Recurrence.parse("FREQ=DAILY", start=START.replace(year=year, month=3))
     [first] = rule.following("UTC", ms(datetime(year, 3, 1, tzinfo=UTC)), 1)
     assert first.nominal[:7] == f"{year}-03"
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "zone", "after", "instants"),
+    [
+        pytest.param(
+            "20 2 * * *", "2020-10-20T00:00", "Europe/Paris", "2020-10-24T12:00",
+            ["2020-10-25T00:20", "2020-10-26T01:20"], id="celery-6438",
+        ),
+        pytest.param(
+            "0 * * * *", "2026-10-31T00:00", "US/Pacific", "2026-11-01T07:30",
+            ["2026-11-01T08:00", "2026-11-01T09:00", "2026-11-01T10:00"], id="celery-10107",
+        ),
+        pytest.param(
+            "4 16 * * *", "2025-01-01T00:00", "America/New_York", "2025-03-08T12:00",
+            ["2025-03-08T21:04", "2025-03-09T20:04"], id="django-celery-beat-134",
+        ),
+        pytest.param(
+            "0 9 * * *", "2018-01-01T00:00", "US/Eastern", "2018-11-03T12:00",
+            ["2018-11-03T13:00", "2018-11-04T14:00"], id="django-celery-beat-194",
+        ),
+        pytest.param(
+            "FREQ=WEEKLY;BYDAY=TH;COUNT=1", "2025-11-25T03:00", "Asia/Kolkata", "2025-11-20T00:00",
+            ["2025-11-26T21:30"], id="rrule.js-658",
+        ),
+    ],
+)  # fmt: skip
+def test_what_others_got_wrong(
+    text: str, start: str, zone: str, after: str, instants: list[str]
+) -> None:
+    """The table of docs/series.md."""
+    rule = Recurrence.parse(text, start=datetime.fromisoformat(start))
+    begin = ms(datetime.fromisoformat(after).replace(tzinfo=UTC))
+    times = [at_ms for at_ms, _ in rule.following(zone, begin, len(instants))]
+    assert times == [ms(datetime.fromisoformat(one).replace(tzinfo=UTC)) for one in instants]
