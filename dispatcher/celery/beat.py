@@ -30,7 +30,9 @@ def beat_rules(entries: Mapping[str, Any] | Iterable[Any]) -> dict[str, tuple[st
 def _rule(name: str, when: Any) -> tuple[str, str]:
     is_crontab, is_interval = isinstance(when, crontab), type(when) is schedule
     if is_crontab:
-        rule = f"FREQ=DAILY;BYHOUR={_text(when.hour)};BYMINUTE={_text(when.minute)};BYSECOND=0"
+        is_hourly = len(when.hour) == 24  # noqa: PLR2004 - hours of a day
+        rule = "FREQ=HOURLY" if is_hourly else f"FREQ=DAILY;BYHOUR={_text(when.hour)}"
+        rule += f";BYMINUTE={_text(when.minute)};BYSECOND=0"
         for part, of, most in _PARTS:
             values = sorted(getattr(when, of))
             if len(values) < most:

@@ -40,6 +40,12 @@ def test_a_crontab_means_the_same_instants(parts: dict[str, Any]) -> None:
     assert [from_ms(one.at_ms) for one in read.following(zone, to_ms(START), 50)] == times
 
 
+def test_an_hourly_crontab_goes_by_elapsed_time() -> None:
+    """Else the hour that clocks repeat would be skipped, as it is by beat."""
+    [(rule, _)] = beat_rules({"task": {"schedule": crontab(minute="0")}}).values()
+    assert rule == "FREQ=HOURLY;BYMINUTE=0;BYSECOND=0"
+
+
 @pytest.mark.parametrize("when", [90, 90.0, timedelta(seconds=90), schedule(90)])
 def test_an_interval(when: Any) -> None:
     row = SimpleNamespace(name="task", schedule=when)
