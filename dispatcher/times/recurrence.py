@@ -144,6 +144,8 @@ class Recurrence:
             until = until.astimezone(UTC) if until.tzinfo else until
             ends += f";UNTIL={until:%Y%m%dT%H%M%S}{'Z' * bool(until.tzinfo)}"
         read, _, _, besides = _read(plain(text), start, ends)
+        if ends and not read:
+            raise _refusal("names dates alone, which no until or count ends")
         rules = [_line(parts, start) for parts in read]
         for rule in rules:
             alone = "\n".join([rule, *(line for line in besides if line[0] == "E")])

@@ -387,6 +387,7 @@ def test_refused_rules(text: str, problem: str) -> None:
         ("FREQ=DAILY", {"until": datetime.max.replace(tzinfo=NEW_YORK)}, "rule: has 9999-12-31"),
         ("FREQ=DAILY", {"count": 0}, "rule: has '0' in COUNT"),
         ("0 0 1 * 1", {"count": 5}, "rule: has 2 rules"),
+        ("RDATE:20300101T090000", {"count": 5}, "rule: names dates alone"),
         ("FREQ=DAILY", {"gap": "later"}, "gap: 'later'"),
         ("FREQ=DAILY", {"repeat": None}, "repeat: None"),
         ("FREQ=DAILY", {"start": START.replace(tzinfo=UTC)}, "start: "),
