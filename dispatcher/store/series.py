@@ -55,7 +55,10 @@ class SeriesRows:
         """Write a row unless another call has changed it since it had this token."""
         row = self._table.c
         this = update(self._table).where(row.name == changed.name, row.token == token)
-        return self._changes_one(this.values(**changed._asdict()))
+        if self._changes_one(this.values(**changed._asdict())):
+            return True
+        stored = self.get(changed.name)  # a reply may have been lost, and the statement run again
+        return stored is not None and stored.token == changed.token
 
     def remove(self, name: str, token: str) -> bool:
         row = self._table.c
@@ -92,5 +95,4 @@ class SeriesRows:
             self._database.transact(lambda connection: connection.execute(self._advance, values))
 
     def _changes_one(self, statement: Any) -> bool:
-        changed = self._database.run(lambda connection: connection.execute(statement).rowcount)
-        return bool(changed)
+        return bool(self._database.run(lambda connection: connection.execute(statement).rowcount))
