@@ -224,7 +224,8 @@ class SeriesList:
     ) -> Series:
         """Change the occurrences from ``since`` on, by default all that are to come.
 
-        What comes within the horizon, or half a minute, may be on its way: it stays.
+        What comes within the horizon, or half a minute where that is shorter, may be on its way: it
+        stays.
         """
         row = self._row(name)
         now = self.clock.now()
@@ -278,7 +279,7 @@ class SeriesList:
             still = self.series_rows.get(row.name)
             if still is None or still.token != row.token:
                 return cancelled
-            cancelled += self._cancel(ids)
+            cancelled += self._cancel(ids, "its series was removed")
         fault("series.after_cancel")
         if self.series_rows.remove(row.name, row.token):
             self.pauses.end(PAUSED_EVENT, row.name)
@@ -318,6 +319,8 @@ class SeriesList:
     def resume(self, name: str) -> int:
         """End a pause; return how many occurrences were missed meanwhile, and are cancelled."""
         row, now = self._row(name), self.clock.now()
+        if (PAUSED_EVENT, row.name) not in {pause[:2] for pause in self.pauses.in_force()}:
+            return 0
         missed: defaultdict[str, list[Message]] = defaultdict(list)
         selection = Selection(event=row.name, status=Status.SCHEDULED, until_at=now)
         for page in self.listing.pages(selection, size=_AT_ONCE):
@@ -329,9 +332,9 @@ class SeriesList:
             for messages in missed.values()
             for message in _left_out(sorted(messages, key=lambda m: m.send_at), policy)
         ]
-        self.cancellation.cancel_many(gone, because="missed while its series was paused")
+        cancelled = self._cancel(gone, "missed while its series was paused")
         self.pauses.end(PAUSED_EVENT, row.name)
-        return len(gone)
+        return cancelled
 
     def preview(self, name: str, count: int, zone: str | None) -> list[datetime]:
         series, now = self.get(name), to_ms(self.clock.now())
@@ -394,7 +397,7 @@ class SeriesList:
             except Unavailable:
                 raise
             except Exception:
-                log.exception("%s was not booked; the next book_ahead tries again", row.name)
+                log.exception("%s was not booked; it is tried again in 30 s", row.name)
                 failed.add(row.name)
 
     def _submitted(
@@ -419,8 +422,11 @@ class SeriesList:
         now: datetime,
         skipped: Sequence[Skipped],
     ) -> SeriesRow:
-        for one in skipped:
-            log.warning("%s has no message at %s: %s; see its skipped occurrences", row.name, *one)
+        if skipped:
+            log.warning(
+                "%s has no message for %d occurrences, first at %s: %s; see what it skipped",
+                row.name, len(skipped), *skipped[0],
+            )  # fmt: skip
         until, recurrence = self._until(series, now), series.recurrence
         first = [recurrence.first_from(zone, to_ms(until)) for zone in zones]
         coming = [from_ms(at_ms) for at_ms in first if at_ms is not None]
@@ -436,7 +442,8 @@ class SeriesList:
     def _until(self, series: Series, now: datetime) -> datetime:
         """Return until when a series is booked.
 
-        What a named list has again must be known, also where it was cancelled.
+        A named list no further than ``retention``: an occurrence that was cancelled longer ago is
+        no longer known, and would be booked again.
         """
         known = self.settings.retention if isinstance(series.recipients, str) else timedelta.max
         return now + min(self.settings.book_ahead, self.settings.max_horizon, known)
@@ -503,10 +510,11 @@ class SeriesList:
             prefix, from_at = f"{SERIES}{token}:", datetime.fromisoformat(since)
             old = Selection(event=row.name, key_prefix=prefix, status=Status.SCHEDULED)
             for page in self.listing.pages(old, size=_AT_ONCE):
-                self._cancel([one.id for one in page if _nominal_at(one, len(prefix)) >= from_at])
+                late = [one.id for one in page if _nominal_at(one, len(prefix)) >= from_at]
+                self._cancel(late, "its series was changed")
 
-    def _cancel(self, ids: Sequence[UUID]) -> int:
-        results = self.cancellation.cancel_many(ids, because="its series was changed")
+    def _cancel(self, ids: Sequence[UUID], because: str) -> int:
+        results = self.cancellation.cancel_many(ids, because=because)
         return sum(isinstance(result, Message) for result in results)
 
     def _row(self, name: str) -> SeriesRow:
