@@ -312,11 +312,12 @@ class SeriesCalls:
         channel: str | None = None,
         **fields: Unpack[SeriesFields],
     ) -> Series:
-        """Change the occurrences from ``since`` on, by default all that are not due already.
+        """Change the occurrences from ``since`` on, by default all that are to come.
 
         Scheduled messages from then on are cancelled, and booked anew within a second, also those
         that were moved by hand; a place that another message takes meanwhile is lost. What comes
-        within the setting ``horizon`` stays, and ``since`` may lie up to the end of ``book_ahead``.
+        within half a minute, or the setting ``horizon`` where that is shorter, stays, and ``since``
+        may lie up to the end of ``book_ahead``.
         Fields that are not named stay; ``until`` and ``count`` need the ``rule``. Raises like
         :meth:`add`, and StoreUnavailable where another call has changed it meanwhile.
         """

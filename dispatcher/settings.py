@@ -271,7 +271,8 @@ class Settings(BaseSettings):
     retention: Length = timedelta(days=30)
     """How long messages are stored after their end."""
     book_ahead: Length = timedelta(days=35)
-    """How far ahead the occurrences of series are booked; at most ``retention``."""
+    """How far ahead the occurrences of series are booked; those of a list in
+    ``series_recipients`` at most ``retention``."""
     series_catch_up: Length = timedelta(days=1)
     """How old an occurrence that was not booked in time may be, to count as ``missed``."""
     series_recipients: dict[str, str] = Field(default_factory=dict)
