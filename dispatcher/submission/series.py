@@ -24,10 +24,12 @@ from dispatcher.channel import Length
 from dispatcher.errors import (
     DispatcherError,
     IdempotencyConflict,
+    InvalidSettings,
     InvalidValue,
     QuotaExceeded,
     StoreUnavailable,
     Unavailable,
+    kind_of,
     load_named,
     quoted,
 )
@@ -396,8 +398,10 @@ class SeriesList:
                 yield from self._drafts(row, series, now, zones)
             except Unavailable:
                 raise
-            except Exception:
-                log.exception("%s was not booked; it is tried again in 30 s", row.name)
+            except Exception as error:  # noqa: BLE001 - a caller's list may raise anything
+                # What it says may be an address.
+                reason = str(error) if isinstance(error, InvalidSettings) else kind_of(error)
+                log.error("%s was not booked, next try in 30 s: %s", row.name, reason)  # noqa: TRY400
                 failed.add(row.name)
 
     def _submitted(
@@ -481,7 +485,7 @@ class SeriesList:
     def _recipients(self, series: Series) -> Iterable[Recipient]:
         if not isinstance(series.recipients, str):
             return series.recipients
-        path = self.settings.series_recipients[series.recipients]
+        path = self.settings.series_recipients.get(series.recipients, "")
         source = load_named(f"series_recipients.{series.recipients}", path, _CALLABLE)
         return self._well_formed(series, source())
 

@@ -536,3 +536,22 @@ def test_what_would_never_be_booked_is_refused(
         add(house, **fields)
     assert refused.value.field == field
     assert [*house.parts.series_list.all()] == []
+
+
+@on_sqlite
+def test_no_log_tells_what_a_list_of_recipients_raises(
+    build: Build, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be an address; the others are booked."""
+    lists = {"members": "tests.submission.test_series:members"}
+    house = build(quotas=ROOMY, series_recipients=lists)
+    add(house, recipients="members")
+    add(house, "other")
+
+    def raising() -> None:
+        raise ValueError("ada@example.org")
+
+    monkeypatch.setattr("dispatcher.submission.series.load_named", lambda *_: raising)
+    assert book(house) == 35
+    assert "series:daily was not booked" in caplog.text
+    assert "ada@example.org" not in caplog.text
