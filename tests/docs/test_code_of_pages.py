@@ -115,9 +115,9 @@ def test_coming_from_others_does_what_it_says(place: Path, redis_server: RedisSe
     text = text.replace(_HERE, f"redis.Redis.from_url({redis_server.url!r})")
     names = run(text)
     with names["dispatcher"] as dispatcher:
-        assert names["told"].lines == 9
+        assert names["told"].lines == 8
         assert dispatcher.count(status=Status.CANCELLED) == 2
-        assert dispatcher.count(status=Status.SCHEDULED) == 4
+        assert dispatcher.count(status=Status.SCHEDULED) == 2
 
 
 def test_an_order_and_its_reminder_commit_together(
