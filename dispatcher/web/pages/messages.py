@@ -42,8 +42,8 @@ FILTERS = tuple(
 )
 """The filters in an address; further ones are ``count.KIND``."""
 _FIELDS = (
-    "status", "channel", "recipient", "scope", "key_prefix", "campaign", "priority_from", "from",
-    "until", "overdue",
+    "status", "channel", "recipient", "scope", "key_prefix", "campaign", "event", "priority_from",
+    "from", "until", "overdue",
 )  # fmt: skip
 """Filters with a field of the form of the list, as ``count.KIND`` has; *List* keeps the others."""
 MOST = 1_000
