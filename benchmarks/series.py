@@ -28,8 +28,8 @@ DUE, MANY, ROUNDS = 1_000, 1_000_000, 5
 DAY = timedelta(days=1)
 START = datetime(2031, 1, 1, tzinfo=UTC)
 COPY = """
-INSERT INTO dispatcher_events (name, token, definition, covered, look_at)
-SELECT 'series:idle-' || n, 'idle', definition, covered, look_at + interval '300 days'
+INSERT INTO dispatcher_events (name, token, definition, booked_until, due_at)
+SELECT 'series:idle-' || n, 'idle', definition, booked_until, due_at + interval '300 days'
 FROM dispatcher_events, generate_series(1, %(number)s) n WHERE name = 'series:daily-0'
 """
 WISH: dict[str, Any] = {"rule": "FREQ=DAILY;BYHOUR=9", "channel": "memory", "body": {}}

@@ -204,8 +204,8 @@ class Tables:
             sa.Column("zone", sa.String(MAX_ZONE)),
             sa.Column("cancelled_at", Instant),
             sa.Column("definition", json_type(none_as_null=True)),
-            sa.Column("covered", Instant),
-            sa.Column("look_at", Instant, index=True),
+            sa.Column("booked_until", Instant),
+            sa.Column("due_at", Instant, index=True),
         )
         self.api_keys = table(
             "api_keys",

@@ -16,14 +16,14 @@ from dispatcher.store.engines.types import one_of
 class SeriesRow(NamedTuple):
     """``token`` changes with the definition: no message is stored under an earlier one.
 
-    All occurrences before ``covered`` are decided; ``look_at`` is when more are to be booked.
+    All occurrences before ``booked_until`` are decided; ``due_at`` is when more are to be booked.
     """
 
     name: str
     token: str
     definition: Mapping[str, Any]
-    covered: datetime | None
-    look_at: datetime | None
+    booked_until: datetime | None
+    due_at: datetime | None
 
 
 class SeriesRows:
@@ -35,7 +35,7 @@ class SeriesRows:
         self._advance = (
             update(self._table)
             .where(row.name == bindparam("of"), row.token == bindparam("by"))
-            .values({name: bindparam(name) for name in ("covered", "look_at", "definition")})
+            .values({name: bindparam(name) for name in ("booked_until", "due_at", "definition")})
         )
 
     def add(self, row: SeriesRow) -> bool:
@@ -67,13 +67,13 @@ class SeriesRows:
     def take_due(self, now: datetime, *, lease: timedelta, limit: int) -> list[SeriesRow]:
         """Return series to look at, which no other process then gets for the ``lease``."""
         row = self._table.c
-        due = select(*self._columns).where(row.look_at <= now).order_by(row.look_at).limit(limit)
+        due = select(*self._columns).where(row.due_at <= now).order_by(row.due_at).limit(limit)
 
         def work(connection: Connection) -> list[SeriesRow]:
             rows = connection.execute(due.with_for_update(skip_locked=True)).all()
             if rows:
                 names = one_of(row.name, [taken.name for taken in rows])
-                connection.execute(update(self._table).where(names).values(look_at=now + lease))
+                connection.execute(update(self._table).where(names).values(due_at=now + lease))
             return [*map(SeriesRow._make, rows)]
 
         return self._database.transact(work)
@@ -82,12 +82,12 @@ class SeriesRows:
         """Let no other process take these series before, unless they were changed meanwhile."""
         row = self._table.c
         these = one_of(row.name, [held.name for held in rows]), row.token.in_(r.token for r in rows)
-        self._database.execute(update(self._table).where(*these).values(look_at=until))
+        self._database.execute(update(self._table).where(*these).values(due_at=until))
 
     def advance(self, rows: Sequence[SeriesRow]) -> None:
-        """Write how far these series are covered, unless they were changed meanwhile."""
+        """Write how far these series are booked, unless they were changed meanwhile."""
         values = [
-            {"of": row.name, "by": row.token, "covered": row.covered, "look_at": row.look_at,
+            {"of": row.name, "by": row.token, "booked_until": row.booked_until, "due_at": row.due_at,
              "definition": row.definition}
             for row in rows
         ]  # fmt: skip

@@ -148,10 +148,10 @@ class Series(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
     def of(cls, row: SeriesRow) -> Self:
         stored = {name: row.definition[name] for name in cls.model_fields if name in row.definition}
         name = row.name.removeprefix(SERIES)
-        return cls.model_validate(stored | {"name": name, "booked_until": row.covered})
+        return cls.model_validate(stored | {"name": name, "booked_until": row.booked_until})
 
     def row(
-        self, now: datetime, covered: datetime, replaced: Sequence[tuple[str, str]] = ()
+        self, now: datetime, booked_until: datetime, replaced: Sequence[tuple[str, str]] = ()
     ) -> SeriesRow:
         """Return a row that is due, with another token.
 
@@ -161,7 +161,7 @@ class Series(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
             mode="json", exclude={"name", "booked_until"}, exclude_none=True
         )
         definition["replaced"] = replaced
-        return SeriesRow(SERIES + self.name, token_hex(6), definition, covered, now)
+        return SeriesRow(SERIES + self.name, token_hex(6), definition, booked_until, now)
 
     @property
     def recurrence(self) -> Recurrence:
@@ -232,11 +232,14 @@ class SeriesList:
         row = self._row(name)
         now = self.clock.now()
         before = Series.of(row)
-        covered, earliest = row.covered or now, now + min(self.settings.horizon, _ON_ITS_WAY)
+        booked_until, earliest = (
+            row.booked_until or now,
+            now + min(self.settings.horizon, _ON_ITS_WAY),
+        )
         if since is not None:
             since = parse_time_or_date(since, zone=self._zone(before, None), field="since")
         since = max(since or earliest, earliest)
-        if since > max(covered, earliest):
+        if since > max(booked_until, earliest):
             raise InvalidValue("since", f"{since.isoformat()} is not booked yet", "an earlier time")
         known = before.model_dump(exclude={"name", "booked_until", "skipped"})
         for field, instead in _INSTEAD.items():
@@ -244,7 +247,7 @@ class SeriesList:
                 del known[instead]
         series = self._read(before.name, known | dict(wish))
         self._check(series)
-        since = min(since, covered)  # what a pass books behind it is booked anew
+        since = min(since, booked_until)  # what a pass books behind it is booked anew
         replaced = [*row.definition["replaced"], (row.token, since.isoformat())]
         changed = series.row(now, since, replaced)
         if not self.series_rows.change(row.token, changed):
@@ -263,7 +266,7 @@ class SeriesList:
     def _remove(self, row: SeriesRow) -> int | None:
         """End a series, unless another call has changed it."""
         definition = {**row.definition, "removed": True}
-        gone = row._replace(token=token_hex(6), look_at=self.clock.now(), definition=definition)
+        gone = row._replace(token=token_hex(6), due_at=self.clock.now(), definition=definition)
         if not self.series_rows.change(row.token, gone):
             return None
         fault("series.after_removal")
@@ -308,11 +311,11 @@ class SeriesList:
 
     def _take_out(self, row: SeriesRow, recipient: str) -> None:
         now = self.clock.now()
-        covered = row.covered or now
-        replaced = [*row.definition["replaced"], (row.token, covered.isoformat())]
+        booked_until = row.booked_until or now
+        replaced = [*row.definition["replaced"], (row.token, booked_until.isoformat())]
         left = [who for who in row.definition["recipients"] if who[0] != recipient]
         definition = {**row.definition, "recipients": left, "replaced": replaced}
-        changed = row._replace(token=token_hex(6), look_at=now, definition=definition)
+        changed = row._replace(token=token_hex(6), due_at=now, definition=definition)
         self.series_rows.change(row.token, changed)
 
     def pause(self, name: str) -> None:
@@ -435,13 +438,13 @@ class SeriesList:
         first = [recurrence.first_from(zone, to_ms(until)) for zone in zones]
         coming = [from_ms(at_ms) for at_ms in first if at_ms is not None]
         # A pass at that very instant books it: ``until`` lies behind what is booked.
-        look_at = min(coming) - (until - now) + MILLISECOND if coming else None
+        due_at = min(coming) - (until - now) + MILLISECOND if coming else None
         if isinstance(series.recipients, str):
-            look_at = now + _NAMED_EVERY
+            due_at = now + _NAMED_EVERY
         kept = (*series.skipped, *skipped)[-_MOST_SKIPPED:]
         definition = {**row.definition, "skipped": kept, "replaced": []}
-        covered = max(until, row.covered or until)
-        return row._replace(covered=covered, look_at=look_at, definition=definition)
+        booked_until = max(until, row.booked_until or until)
+        return row._replace(booked_until=booked_until, due_at=due_at, definition=definition)
 
     def _until(self, series: Series, now: datetime) -> datetime:
         """Return until when a series is booked.
@@ -459,9 +462,12 @@ class SeriesList:
 
         A named list is read again each time: who is new in it gets all that is to come.
         """
-        covered, until = row.covered or now, self._until(series, now)
+        booked_until, until = row.booked_until or now, self._until(series, now)
         recurrence, is_named = series.recurrence, isinstance(series.recipients, str)
-        since = max(min(covered, now) if is_named else covered, now - self.settings.series_catch_up)
+        since = max(
+            min(booked_until, now) if is_named else booked_until,
+            now - self.settings.series_catch_up,
+        )
         spans: dict[str, list[Occurrence]] = {}
         for who in self._recipients(series):
             zone = self._zone(series, who.zone)

@@ -192,7 +192,7 @@ class TestApp(App):
         tables, row = self.database.tables, self.database.tables.messages.c
         waiting = (tables.is_live, row.status == Status.SCHEDULED.value, ~self.paused)
         enqueued = select(func.min(row.enqueue_at)).where(*waiting)
-        booked = select(func.min(tables.events.c.look_at))
+        booked = select(func.min(tables.events.c.due_at))
         return select(enqueued.scalar_subquery(), booked.scalar_subquery())
 
 

@@ -45,8 +45,8 @@ def upgrade() -> None:
             sa.Column("zone", sa.String(length=63), nullable=True),
             sa.Column("cancelled_at", Instant(), nullable=True),
             sa.Column("definition", json_type(none_as_null=True), nullable=True),
-            sa.Column("covered", Instant(), nullable=True),
-            sa.Column("look_at", Instant(), nullable=True, index=True),
+            sa.Column("booked_until", Instant(), nullable=True),
+            sa.Column("due_at", Instant(), nullable=True, index=True),
             sa.PrimaryKeyConstraint("name", name=op.f(f"pk_{events}")),
             **made,
         )

@@ -141,7 +141,7 @@ class Stage:
 
     def end_series(self) -> None:
         """Remove all series, once those that nobody has changed have been booked until now."""
-        behind = "SELECT 1 FROM dispatcher_events WHERE covered < now() AND name <> ALL(%s)"
+        behind = "SELECT 1 FROM dispatcher_events WHERE booked_until < now() AND name <> ALL(%s)"
         with self.sql() as connection, suppress(AssertionError):  # the judge tells what is missing
             wait_until(
                 lambda: connection.execute(behind, [CHANGED_SERIES]).fetchone() is None,
