@@ -137,10 +137,14 @@ class Recurrence:
         cls("", start, gap, repeat)
         if not isinstance(text, str) or len(text) > MAX_TEXT:
             raise _refusal(f"is no text of at most {MAX_TEXT:,} characters")
-        ends = "" if count is None else f";COUNT={plain(count)}"
+        ends = ""
+        if count is not None:
+            if not isinstance(count, int) or not 1 <= count <= MAX_COUNT:
+                raise InvalidValue("count", quoted(count), f"1 to {MAX_COUNT}")
+            ends = f";COUNT={int(count)}"
         if until is not None:
             if not isinstance(until, datetime) or until.year not in _YEARS:
-                raise _refusal(f"has {quoted(until)} as UNTIL, which is no time from 1970 on")
+                raise InvalidValue("until", quoted(until), "a time of the years 1970 to 9000")
             until = until.astimezone(UTC) if until.tzinfo else until
             ends += f";UNTIL={until:%Y%m%dT%H%M%S}{'Z' * bool(until.tzinfo)}"
         read, _, _, besides = _read(plain(text), start, ends)
