@@ -22,8 +22,13 @@ class SeriesRow(NamedTuple):
     name: str
     token: str
     definition: Mapping[str, Any]
-    booked_until: datetime | None
+    booked_until: datetime
     due_at: datetime | None
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether it only waits until its messages are cancelled."""
+        return "removed" in self.definition
 
 
 class SeriesRows:
@@ -32,11 +37,8 @@ class SeriesRows:
         self._table = database.tables.events
         row = self._table.c
         self._columns = [row[name] for name in SeriesRow._fields]
-        self._advance = (
-            update(self._table)
-            .where(row.name == bindparam("of"), row.token == bindparam("by"))
-            .values({name: bindparam(name) for name in ("booked_until", "due_at", "definition")})
-        )
+        this = (row.name == bindparam("this"), row.token == bindparam("was"))
+        self._unless_changed = update(self._table).where(*this)
 
     def add(self, row: SeriesRow) -> bool:
         return self._database.add_if_absent(self._table, **row._asdict())
@@ -53,19 +55,29 @@ class SeriesRows:
 
     def change(self, token: str, changed: SeriesRow) -> bool:
         """Write a row unless another call has changed it since it had this token."""
-        row = self._table.c
-        this = update(self._table).where(row.name == changed.name, row.token == token)
-        if self._changes_one(this.values(**changed._asdict())):
-            return True
-        stored = self.get(changed.name)  # a reply may have been lost, and the statement run again
+        self._write([(token, changed)])
+        stored = self.get(changed.name)
         return stored is not None and stored.token == changed.token
 
+    def advance(self, rows: Sequence[SeriesRow]) -> None:
+        """Write how far these series are booked, unless they were changed meanwhile."""
+        self._write([(row.token, row) for row in rows])
+
+    def _write(self, rows: Sequence[tuple[str, SeriesRow]]) -> None:
+        values = [{"this": row.name, "was": token, **row._asdict()} for token, row in rows]
+        if values:
+            self._database.transact(
+                lambda connection: connection.execute(self._unless_changed, values)
+            )
+
     def remove(self, name: str, token: str) -> bool:
+        """Delete a row of this token; return whether none of this name is left."""
         row = self._table.c
-        return self._changes_one(delete(self._table).where(row.name == name, row.token == token))
+        self._database.execute(delete(self._table).where(row.name == name, row.token == token))
+        return self.get(name) is None
 
     def take_due(self, now: datetime, *, lease: timedelta, limit: int) -> list[SeriesRow]:
-        """Return series to look at, which no other process then gets for the ``lease``."""
+        """Return series to book, which no other process then gets for the ``lease``."""
         row = self._table.c
         due = select(*self._columns).where(row.due_at <= now).order_by(row.due_at).limit(limit)
 
@@ -77,22 +89,3 @@ class SeriesRows:
             return [*map(SeriesRow._make, rows)]
 
         return self._database.transact(work)
-
-    def hold(self, rows: Sequence[SeriesRow], *, until: datetime) -> None:
-        """Let no other process take these series before, unless they were changed meanwhile."""
-        row = self._table.c
-        these = one_of(row.name, [held.name for held in rows]), row.token.in_(r.token for r in rows)
-        self._database.execute(update(self._table).where(*these).values(due_at=until))
-
-    def advance(self, rows: Sequence[SeriesRow]) -> None:
-        """Write how far these series are booked, unless they were changed meanwhile."""
-        values = [
-            {"of": row.name, "by": row.token, "booked_until": row.booked_until, "due_at": row.due_at,
-             "definition": row.definition}
-            for row in rows
-        ]  # fmt: skip
-        if values:
-            self._database.transact(lambda connection: connection.execute(self._advance, values))
-
-    def _changes_one(self, statement: Any) -> bool:
-        return bool(self._database.run(lambda connection: connection.execute(statement).rowcount))

@@ -1,19 +1,20 @@
 """Series: messages that repeat by a rule. Each occurrence is an ordinary draft, booked ahead.
 
-The key of an occurrence has the series' token and the nominal time, so that it is booked once. A
-change gives the series another token: under the earlier one nothing is stored any more.
+The idempotency key of an occurrence is ``series:<token>.<digest of the recipient>:<nominal time>``,
+so that it is booked once, however often a pass reads it. A change gives the series another token.
+Messages under an earlier one are not stored any more, and the stored ones are cancelled.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from datetime import UTC, date, datetime, timedelta, tzinfo
+from dataclasses import dataclass, fields
+from datetime import MAXYEAR, MINYEAR, date, datetime, timedelta
 from hashlib import sha256
-from itertools import islice
+from itertools import chain, islice
+from operator import attrgetter
 from secrets import token_hex
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 from uuid import UUID
@@ -45,14 +46,13 @@ from dispatcher.message import (
     reason_of,
 )
 from dispatcher.quota import Quota
+from dispatcher.reservation.booking import Terms
 from dispatcher.reservation.rulebook import RuleBook
-from dispatcher.scope import Scope
 from dispatcher.selection import Selection
 from dispatcher.settings import Settings, refusal
-from dispatcher.store.events import EventChanged
 from dispatcher.store.listing import Listing
 from dispatcher.store.lists import Pauses
-from dispatcher.store.messages import GivenUp, Messages
+from dispatcher.store.messages import Messages
 from dispatcher.store.schema import PAUSED_EVENT
 from dispatcher.store.series import SeriesRow, SeriesRows
 from dispatcher.submission.changes import Cancellation
@@ -76,7 +76,6 @@ T = TypeVar("T")
 LOCAL = "local"
 MAX_NAME = 100
 _AT_ONCE = 1_000
-_ROUNDS = 20
 _LEASE = timedelta(seconds=30)
 _ON_ITS_WAY = timedelta(seconds=30)
 _MOST_SKIPPED = 20
@@ -84,9 +83,6 @@ _MOST_JUDGED = 1_000
 _MOST_A_DAY = 1_440
 _NAMED_EVERY = timedelta(days=1)
 _CALLABLE = "package.module:callable, which yields (address, zone, data)"
-_OF_ONE = re.compile(":[0-9a-f]{16}$")
-_INSTEAD = {"recipient": "recipients", "body": "template", "template": "body"}
-"""What a change of one field takes away."""
 
 
 class Recipient(NamedTuple):
@@ -146,35 +142,31 @@ class Series(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
 
     @classmethod
     def of(cls, row: SeriesRow) -> Self:
-        stored = {name: row.definition[name] for name in cls.model_fields if name in row.definition}
+        fields = {
+            name: row.definition[name] for name in cls.model_fields.keys() & row.definition.keys()
+        }
         name = row.name.removeprefix(SERIES)
-        return cls.model_validate(stored | {"name": name, "booked_until": row.booked_until})
+        return cls.model_validate(fields | {"name": name, "booked_until": row.booked_until})
 
-    def row(
-        self, now: datetime, booked_until: datetime, replaced: Sequence[tuple[str, str]] = ()
-    ) -> SeriesRow:
-        """Return a row that is due, with another token.
-
-        ``replaced`` are earlier tokens: their occurrences from a nominal time on are cancelled.
-        """
-        definition = self.model_dump(
-            mode="json", exclude={"name", "booked_until"}, exclude_none=True
-        )
-        definition["replaced"] = replaced
-        return SeriesRow(SERIES + self.name, token_hex(6), definition, booked_until, now)
+    @property
+    def definition(self) -> dict[str, Any]:
+        """The fields as a row stores them."""
+        return self.model_dump(mode="json", exclude={"name", "booked_until"}, exclude_none=True)
 
     @property
     def recurrence(self) -> Recurrence:
         return Recurrence(self.rule, self.start, self.gap, self.repeat)
 
-    @property
-    def message(self) -> dict[str, Any]:
-        """The fields that all drafts share."""
-        shared = {name: getattr(self, name) for name in _SHARED}
-        return {name: value for name, value in shared.items() if value is not None}
+    def fields_for(self, who: Recipient, zone: str) -> dict[str, Any]:
+        """Return the fields of a draft, but for those of its time."""
+        shared = {name: getattr(self, name) for name in _OF_DRAFTS}
+        fields = {name: value for name, value in shared.items() if value is not None}
+        if who.data is not None:
+            fields["data"] = {**(self.data or {}), **who.data}
+        return {"recipient": who.recipient, "zone": zone, **fields}
 
 
-_SHARED = Series.model_fields.keys() & {field.name for field in fields(Draft)} - {"zone"}
+_OF_DRAFTS = Series.model_fields.keys() & {field.name for field in fields(Draft)} - {"zone"}
 
 
 @dataclass(kw_only=True)
@@ -192,24 +184,20 @@ class SeriesList:
     pauses: Pauses
     cancellation: Cancellation
 
-    def add(self, name: str, wish: Mapping[str, Any]) -> Series:
-        name = check_text("name", name, longest=MAX_NAME)
-        if isinstance(recipients := wish.get("recipients"), Iterator):  # it is read twice
-            wish = {**wish, "recipients": [*recipients]}
-        row = self.series_rows.get(SERIES + name)
+    def add(self, name: str, fields: Mapping[str, Any]) -> Series:
+        row = self.series_rows.get(SERIES + check_text("name", name, longest=MAX_NAME))
+        if fields.get("start") is None and row is not None and not row.is_removed:
+            fields = {**fields, "start": Series.of(row).start}
+        series, now = self._read(name, fields), self.clock.now()
         if row is None:
-            series, now = self._read(name, wish), self.clock.now()
             self._check(series)
-            row = series.row(now, now)
-            if self.series_rows.add(row):
-                return Series.of(row)
-            row = self.series_rows.get(SERIES + name)
-        if row is None or "removed" in row.definition:
+            row = SeriesRow(SERIES + series.name, token_hex(6), series.definition, now, now)
+            self.series_rows.add(row)
+            row = self.series_rows.get(row.name)
+        if row is None or row.is_removed:
             raise StoreUnavailable("the series of this name is being removed", remedy="try again")
         known = Series.of(row)
-        start = wish.get("start")
-        again = self._read(name, {**wish, "start": known.start if start is None else start})
-        if known.model_copy(update={"booked_until": None, "skipped": ()}) != again:
+        if known.model_copy(update={"booked_until": None, "skipped": ()}) != series:
             raise InvalidValue("name", f"there is a series {quoted(name)}", "another, or change")
         return known
 
@@ -219,10 +207,10 @@ class SeriesList:
     def all(self, after: str | None = None) -> Iterator[Series]:
         begin = "" if after is None else SERIES + check_text("after", after, longest=MAX_NAME)
         rows = self.series_rows.all(size=_AT_ONCE, after=begin)
-        return (Series.of(row) for row in rows if "removed" not in row.definition)
+        return (Series.of(row) for row in rows if not row.is_removed)
 
     def change(
-        self, name: str, wish: Mapping[str, Any], since: datetime | date | str | None
+        self, name: str, fields: Mapping[str, Any], since: datetime | date | str | None
     ) -> Series:
         """Change the occurrences from ``since`` on, by default all that are to come.
 
@@ -230,65 +218,35 @@ class SeriesList:
         stays.
         """
         row = self._row(name)
-        now = self.clock.now()
         before = Series.of(row)
-        booked_until, earliest = (
-            row.booked_until or now,
-            now + min(self.settings.horizon, _ON_ITS_WAY),
-        )
+        earliest = self.clock.now() + min(self.settings.horizon, _ON_ITS_WAY)
         if since is not None:
             since = parse_time_or_date(since, zone=self._zone(before, None), field="since")
         since = max(since or earliest, earliest)
-        if since > max(booked_until, earliest):
+        if since > max(row.booked_until, earliest):
             raise InvalidValue("since", f"{since.isoformat()} is not booked yet", "an earlier time")
         known = before.model_dump(exclude={"name", "booked_until", "skipped"})
-        for field, instead in _INSTEAD.items():
-            if wish.get(field) is not None:
+        for field, instead in (
+            ("recipient", "recipients"), ("body", "template"), ("template", "body"),
+        ):  # fmt: skip
+            if fields.get(field) is not None:
                 del known[instead]
-        series = self._read(before.name, known | dict(wish))
+        series = self._read(before.name, known | dict(fields))
         self._check(series)
-        since = min(since, booked_until)  # what a pass books behind it is booked anew
-        replaced = [*row.definition["replaced"], (row.token, since.isoformat())]
-        changed = series.row(now, since, replaced)
-        if not self.series_rows.change(row.token, changed):
-            raise StoreUnavailable("another call has changed the series", remedy="try again")
+        # A pass may have booked some behind ``booked_until``: they are booked anew.
+        changed = self._replace(row, series.definition, min(since, row.booked_until))
         fault("series.after_change")
         self._cancel_replaced(changed)
         return Series.of(changed)
 
     def remove(self, name: str) -> int:
         """End a series; return how many of its messages were cancelled."""
-        cancelled = self._remove(self._row(name))
-        if cancelled is None:
-            raise StoreUnavailable("another call has changed the series", remedy="try again")
-        return cancelled
+        return self._remove(self._row(name))
 
-    def _remove(self, row: SeriesRow) -> int | None:
-        """End a series, unless another call has changed it."""
-        definition = {**row.definition, "removed": True}
-        gone = row._replace(token=token_hex(6), due_at=self.clock.now(), definition=definition)
-        if not self.series_rows.change(row.token, gone):
-            return None
+    def _remove(self, row: SeriesRow) -> int:
+        removed = self._replace(row, {"removed": True}, row.booked_until)
         fault("series.after_removal")
-        return self._end(gone)
-
-    def _end(self, row: SeriesRow) -> int:
-        """Cancel what is left of a removed series, unless another process has done so meanwhile.
-
-        Then what this one reads may belong to a new series of that name.
-        """
-        cancelled = 0
-        for ids in self.listing.ids(
-            Selection(event=row.name, status=Status.SCHEDULED), size=_AT_ONCE
-        ):
-            still = self.series_rows.get(row.name)
-            if still is None or still.token != row.token:
-                return cancelled
-            cancelled += self._cancel(ids, "its series was removed")
-        fault("series.after_cancel")
-        if self.series_rows.remove(row.name, row.token):
-            self.pauses.end(PAUSED_EVENT, row.name)
-        return cancelled
+        return self._cancel_replaced(removed)
 
     def forget(self, recipient: str) -> int:
         """Take a recipient out of every list; a series that has no other one ends.
@@ -297,26 +255,51 @@ class SeriesList:
         end were cancelled.
         """
         cancelled = 0
-        for read in self.series_rows.all(size=_AT_ONCE):
-            row: SeriesRow | None = read
-            while row is not None and recipient in _addresses(row):
-                if "removed" in row.definition:
-                    cancelled += self._end(row)
-                elif len(_addresses(row)) == 1:
-                    cancelled += self._remove(row) or 0
-                else:
-                    self._take_out(row, recipient)
-                row = self.series_rows.get(row.name)
+        for row in self.series_rows.all(size=_AT_ONCE):
+            listed = row.definition.get("recipients", "")
+            others = [who for who in listed if who[0] != recipient]
+            if isinstance(listed, str) or len(others) == len(listed):
+                continue
+            if others:
+                self._replace(row, {**row.definition, "recipients": others}, row.booked_until)
+            else:
+                cancelled += self._remove(row)
         return cancelled
 
-    def _take_out(self, row: SeriesRow, recipient: str) -> None:
-        now = self.clock.now()
-        booked_until = row.booked_until or now
-        replaced = [*row.definition["replaced"], (row.token, booked_until.isoformat())]
-        left = [who for who in row.definition["recipients"] if who[0] != recipient]
-        definition = {**row.definition, "recipients": left, "replaced": replaced}
-        changed = row._replace(token=token_hex(6), due_at=now, definition=definition)
-        self.series_rows.change(row.token, changed)
+    def _replace(self, row: SeriesRow, definition: Mapping[str, Any], since: datetime) -> SeriesRow:
+        """Give a series another definition, by which it is booked from a nominal time on."""
+        self._cancel_replaced(row)  # what a change has left that died
+        definition = {**definition, "replaced_from": since.isoformat()}
+        changed = SeriesRow(row.name, token_hex(6), definition, since, self.clock.now())
+        if not self.series_rows.change(row.token, changed):
+            raise StoreUnavailable("another call has changed the series", remedy="try again")
+        return changed
+
+    def _cancel_replaced(self, row: SeriesRow) -> int:
+        """Cancel the messages that the last change replaced, all of a removed series; count them.
+
+        This stops where another call changes the series: what it would read may be new.
+        """
+        if "replaced_from" not in row.definition:
+            return 0
+        cancelled = 0
+        because = "its series was removed" if row.is_removed else "its series was changed"
+        scheduled = Selection(event=row.name, status=Status.SCHEDULED)
+        for page in self.listing.pages(scheduled, size=_AT_ONCE):
+            replaced = [one.id for one in page if row.is_removed or _is_replaced(one, row)]
+            present = self.series_rows.get(row.name)
+            if present is None or present.token != row.token:
+                return cancelled
+            cancelled += self._cancel(replaced, because)
+        if row.is_removed:
+            fault("series.after_cancel")
+            if self.series_rows.remove(row.name, row.token):
+                self.pauses.end(PAUSED_EVENT, row.name)
+        return cancelled
+
+    def _cancel(self, ids: Sequence[UUID], because: str) -> int:
+        results = self.cancellation.cancel_many(ids, because=because)
+        return sum(isinstance(result, Message) for result in results)
 
     def pause(self, name: str) -> None:
         self.pauses.add(PAUSED_EVENT, self._row(name).name)
@@ -326,18 +309,17 @@ class SeriesList:
         row, now = self._row(name), self.clock.now()
         if (PAUSED_EVENT, row.name) not in {pause[:2] for pause in self.pauses.in_force()}:
             return 0
-        missed: defaultdict[str, list[Message]] = defaultdict(list)
+        late = defaultdict[str, list[Message]](list)
         selection = Selection(event=row.name, status=Status.SCHEDULED, until_at=now)
-        for page in self.listing.pages(selection, size=_AT_ONCE):
-            for message in page:
-                missed[message.recipient].append(message)
-        policy = Series.of(row).missed
-        gone = [
+        for message in chain.from_iterable(self.listing.pages(selection, size=_AT_ONCE)):
+            late[message.recipient].append(message)
+        missed = Series.of(row).missed
+        left_out = [
             message.id
-            for messages in missed.values()
-            for message in _left_out(sorted(messages, key=lambda m: m.send_at), policy)
+            for messages in late.values()
+            for message in _left_out(sorted(messages, key=attrgetter("send_at")), missed)
         ]
-        cancelled = self._cancel(gone, "missed while its series was paused")
+        cancelled = self._cancel(left_out, "missed while its series was paused")
         self.pauses.end(PAUSED_EVENT, row.name)
         return cancelled
 
@@ -349,85 +331,57 @@ class SeriesList:
     # Booking.
 
     def book_ahead(self) -> int:
-        """Book what is due to be booked; return how many messages that made."""
+        """Book what is due to be booked, of 1,000 series; return how many messages that made."""
+        now = held_at = self.clock.now()
         booked = 0
-        for _ in range(_ROUNDS):
-            now = self.clock.now()
-            rows = self.series_rows.take_due(now, lease=_LEASE, limit=_AT_ONCE)
-            if not rows:
-                break
-            fault("series.after_take")
-            booked += self._book(rows, now)
-        return booked
-
-    def _book(self, rows: Sequence[SeriesRow], now: datetime) -> int:
-        booked, failed, held_at = 0, set[str](), now
-        opened: dict[str, tuple[Series, set[str]]] = {}
-        skipped = defaultdict[str, list[Skipped]](list)
-        drafts = self._wanted(rows, now, opened, failed)
+        rows = self.series_rows.take_due(now, lease=_LEASE, limit=_AT_ONCE)
+        fault("series.after_take")
+        opened, skipped = dict[str, Series](), defaultdict[str, list[Skipped]](list)
+        drafts = self._due(rows, now, opened)
         while batch := [*islice(drafts, _AT_ONCE)]:
-            for draft, error in self._submitted(batch):
+            known = self.messages.with_keys([draft.idempotency_key or "" for draft in batch])
+            batch = [draft for draft in batch if draft.idempotency_key not in known]
+            results = self.submitter.submit_many(batch, total=None, progress=None)
+            for draft, result in zip(batch, results, strict=True):
+                error = None if isinstance(result, Message) else result.error
                 if error is None:
                     booked += 1
-                elif isinstance(error, EventChanged | GivenUp):
-                    failed.add(draft.series)
-                else:
+                elif isinstance(error, StoreUnavailable) and error.refused:
+                    opened.pop(draft.series, None)  # it was changed: the next pass books it
+                elif isinstance(error, Unavailable):
+                    raise error
+                elif not isinstance(error, IdempotencyConflict):  # else another pass has booked it
                     skipped[draft.series].append(Skipped(draft.nominal, reason_of(error)))
             fault("series.after_batch")
             if (at := self.clock.now()) - held_at > _LEASE / 2:
                 held_at = at
-                self.series_rows.hold(rows, until=at + _LEASE)
+                self.series_rows.advance([row._replace(due_at=at + _LEASE) for row in rows])
         self.series_rows.advance([
-            self._advanced(row, *opened[row.name], now, skipped[row.name])
-            for row in rows if row.name in opened.keys() - failed
+            self._advanced(row, opened[row.name], now, skipped[row.name])
+            for row in rows if row.name in opened
         ])  # fmt: skip
         return booked
 
-    def _wanted(
-        self,
-        rows: Iterable[SeriesRow],
-        now: datetime,
-        opened: dict[str, tuple[Series, set[str]]],
-        failed: set[str],
+    def _due(
+        self, rows: Iterable[SeriesRow], now: datetime, opened: dict[str, Series]
     ) -> Iterator[Occurring]:
-        """Yield what is to be booked; note each series with the zones of its recipients."""
+        """Yield what is to be booked, and note the series that nothing keeps from it."""
         for row in rows:
             try:
-                if "removed" in row.definition:
-                    self._end(row)
-                    continue
                 self._cancel_replaced(row)
-                opened[row.name] = series, zones = Series.of(row), set[str]()
-                yield from self._drafts(row, series, now, zones)
+                if not row.is_removed:
+                    opened[row.name] = series = Series.of(row)
+                    yield from self._drafts(row, series, now)
             except Unavailable:
                 raise
             except Exception as error:  # noqa: BLE001 - a caller's list may raise anything
                 # What it says may be an address.
                 reason = str(error) if isinstance(error, InvalidSettings) else kind_of(error)
                 log.error("%s was not booked, next try in 30 s: %s", row.name, reason)  # noqa: TRY400
-                failed.add(row.name)
-
-    def _submitted(
-        self, batch: Sequence[Occurring]
-    ) -> Iterator[tuple[Occurring, DispatcherError | None]]:
-        """Submit what is not known yet; yield each draft with what refuses it."""
-        known = self.messages.with_keys([draft.idempotency_key or "" for draft in batch])
-        batch = [draft for draft in batch if draft.idempotency_key not in known]
-        results = self.submitter.submit_many(batch, total=None, progress=None)
-        for draft, result in zip(batch, results, strict=True):
-            error = None if isinstance(result, Message) else result.error
-            if isinstance(error, Unavailable) and not getattr(error, "refused", False):
-                raise error
-            if not isinstance(error, IdempotencyConflict):  # else another pass has booked it
-                yield draft, error
+                opened.pop(row.name, None)
 
     def _advanced(
-        self,
-        row: SeriesRow,
-        series: Series,
-        zones: Iterable[str],
-        now: datetime,
-        skipped: Sequence[Skipped],
+        self, row: SeriesRow, series: Series, now: datetime, skipped: Sequence[Skipped]
     ) -> SeriesRow:
         if skipped:
             log.warning(
@@ -435,16 +389,19 @@ class SeriesList:
                 row.name, len(skipped), *skipped[0],
             )  # fmt: skip
         until, recurrence = self._until(series, now), series.recurrence
-        first = [recurrence.first_from(zone, to_ms(until)) for zone in zones]
-        coming = [from_ms(at_ms) for at_ms in first if at_ms is not None]
-        # A pass at that very instant books it: ``until`` lies behind what is booked.
-        due_at = min(coming) - (until - now) + MILLISECOND if coming else None
         if isinstance(series.recipients, str):
-            due_at = now + _NAMED_EVERY
+            due_at: datetime | None = now + min(_NAMED_EVERY, (until - now) / 2)
+        else:
+            zones = {self._zone(series, who.zone) for who in series.recipients}
+            first = [recurrence.first_from(zone, to_ms(until)) for zone in zones]
+            coming = [from_ms(at_ms) for at_ms in first if at_ms is not None]
+            # A pass at that very instant books it: ``until`` lies behind what is booked.
+            due_at = min(coming) - (until - now) + MILLISECOND if coming else None
         kept = (*series.skipped, *skipped)[-_MOST_SKIPPED:]
-        definition = {**row.definition, "skipped": kept, "replaced": []}
-        booked_until = max(until, row.booked_until or until)
-        return row._replace(booked_until=booked_until, due_at=due_at, definition=definition)
+        definition = {**series.definition, "skipped": kept}
+        return row._replace(
+            booked_until=max(until, row.booked_until), due_at=due_at, definition=definition
+        )
 
     def _until(self, series: Series, now: datetime) -> datetime:
         """Return until when a series is booked.
@@ -455,52 +412,44 @@ class SeriesList:
         known = self.settings.retention if isinstance(series.recipients, str) else timedelta.max
         return now + min(self.settings.book_ahead, self.settings.max_horizon, known)
 
-    def _drafts(
-        self, row: SeriesRow, series: Series, now: datetime, zones: set[str]
-    ) -> Iterator[Occurring]:
-        """Yield the occurrences that are to be booked; note the zones of their recipients.
+    def _drafts(self, row: SeriesRow, series: Series, now: datetime) -> Iterator[Occurring]:
+        """Yield the occurrences that are to be booked.
 
         A named list is read again each time: who is new in it gets all that is to come.
         """
-        booked_until, until = row.booked_until or now, self._until(series, now)
-        recurrence, is_named = series.recurrence, isinstance(series.recipients, str)
-        since = max(
-            min(booked_until, now) if is_named else booked_until,
-            now - self.settings.series_catch_up,
-        )
-        spans: dict[str, list[Occurrence]] = {}
+        since, until = row.booked_until, self._until(series, now)
+        if isinstance(series.recipients, str):
+            since = min(since, now)
+        since = max(since, now - self.settings.series_catch_up)
+        recurrence, spans = series.recurrence, dict[str, list[Occurrence]]()
         for who in self._recipients(series):
             zone = self._zone(series, who.zone)
             if zone not in spans:
-                zones.add(zone)
                 spans[zone] = recurrence.between(zone, to_ms(since), to_ms(until))
             later = _spread_ms(series, who.recipient)
             times = [Occurrence(at_ms + later, nominal) for at_ms, nominal in spans[zone]]
-            missed = _left_out([one for one in times if one.at_ms < to_ms(now)], series.missed)
-            of_one = f":{_digest(who.recipient)}" if is_named or len(series.recipients) > 1 else ""
-            for one in times[len(missed) :]:
-                key = f"{SERIES}{row.token}:{one.nominal}{of_one}"
+            late = [one for one in times if one.at_ms < to_ms(now)]
+            for one in times[len(_left_out(late, series.missed)) :]:
                 yield Occurring(
-                    **_message(series, who, zone, one, now),
-                    idempotency_key=key,
+                    **series.fields_for(who, zone),
+                    **_time(series, zone, one, now),
+                    idempotency_key=f"{_keys(row.token)}{_digest(who.recipient)}:{one.nominal}",
                     nominal=one.nominal,
                     series=row.name,
                     series_token=row.token,
                 )
 
-    def _recipients(self, series: Series) -> Iterable[Recipient]:
+    def _recipients(self, series: Series) -> Iterator[Recipient]:
+        """Yield the recipients; what is none in a named list must not keep the others waiting."""
         if not isinstance(series.recipients, str):
-            return series.recipients
+            yield from series.recipients
+            return
         path = self.settings.series_recipients.get(series.recipients, "")
         source = load_named(f"series_recipients.{series.recipients}", path, _CALLABLE)
-        return self._well_formed(series, source())
-
-    def _well_formed(self, series: Series, named: Iterable[Any]) -> Iterator[Recipient]:
-        """Yield the recipients of a named list; what is none must not keep the others waiting."""
         left_out = 0
-        for one in named:
+        for named in source():
             try:
-                who = Recipient(one) if isinstance(one, str) else Recipient(*one)
+                who = Recipient(named) if isinstance(named, str) else Recipient(*named)
                 check_recipient(who.recipient)
                 check_zone(self._zone(series, who.zone))
                 dict(who.data or ())
@@ -515,98 +464,83 @@ class SeriesList:
     def _zone(self, series: Series, zone: str | None) -> str:
         return (zone or self.settings.zone) if series.zone == LOCAL else series.zone
 
-    def _cancel_replaced(self, row: SeriesRow) -> None:
-        for token, since in row.definition["replaced"]:
-            prefix, from_at = f"{SERIES}{token}:", datetime.fromisoformat(since)
-            old = Selection(event=row.name, key_prefix=prefix, status=Status.SCHEDULED)
-            for page in self.listing.pages(old, size=_AT_ONCE):
-                late = [one.id for one in page if _nominal_at(one, len(prefix)) >= from_at]
-                self._cancel(late, "its series was changed")
-
-    def _cancel(self, ids: Sequence[UUID], because: str) -> int:
-        results = self.cancellation.cancel_many(ids, because=because)
-        return sum(isinstance(result, Message) for result in results)
-
     def _row(self, name: str) -> SeriesRow:
         row = self.series_rows.get(SERIES + check_text("name", name, longest=MAX_NAME))
-        if row is None or "removed" in row.definition:
+        if row is None or row.is_removed:
             raise InvalidValue("name", f"there is no series {quoted(name)}", "that of a series")
         return row
 
     # What callers ask for.
 
-    def _read(self, name: str, wish: Mapping[str, Any]) -> Series:
+    def _read(self, name: str, fields: Mapping[str, Any]) -> Series:
         """Return a series as it would be stored. Raises InvalidValue."""
-        of = {"zone": self.settings.zone} | {k: v for k, v in wish.items() if v is not None}
-        rule, until, count = (of.pop(part, None) for part in ("rule", "until", "count"))
-        if "recipient" in of:
-            if "recipients" in of:
+        named = {field: value for field, value in fields.items() if value is not None}
+        rule, until, count = (named.pop(field, None) for field in ("rule", "until", "count"))
+        if "recipient" in named:
+            if "recipients" in named:
                 raise InvalidValue("recipients", "given together with recipient", "one of them")
-            of["recipients"] = [of.pop("recipient")]
-        recipients = of.get("recipients", "")
+            named["recipients"] = [named.pop("recipient")]
+        recipients = named.get("recipients", "")
         if not isinstance(recipients, str) and isinstance(recipients, Iterable):
-            of["recipients"] = [[who] if isinstance(who, str) else who for who in recipients]
-        if not (isinstance(of["zone"], str) and of["zone"] == LOCAL):
-            check_zone(of["zone"])
-        start = of.setdefault("start", self.clock.now().replace(second=0, microsecond=0))
-        of["start"], until = (
+            named["recipients"] = [[who] if isinstance(who, str) else who for who in recipients]
+        if named.setdefault("zone", self.settings.zone) != LOCAL:
+            check_zone(named["zone"])
+        start = named.pop("start", self.clock.now().replace(second=0, microsecond=0))
+        start, until = (
             wall_or_instant(moment, field) if isinstance(moment, str) else moment
             for field, moment in (("start", start), ("until", until))
         )
         try:
-            series = Series(name=check_text("name", name, longest=MAX_NAME), rule="", **of)
-            start = series.start
-            if start.tzinfo is not None:
-                zone = rules(self._zone(series, None))
-                start = _shown(start, zone, "start").replace(tzinfo=None)
-            if isinstance(until, datetime) and until.tzinfo is not None:
-                until = _shown(until, UTC, "until")
-            recurrence = Recurrence.parse(
-                rule, start=start, until=until, count=count, gap=series.gap, repeat=series.repeat
+            series = Series(
+                name=check_text("name", name, longest=MAX_NAME), rule="", start=start, **named
             )
         except ValidationError as error:
             wrong = refusal(error, Series.model_fields)
             field = wrong.field.partition(".")[0]
             raise InvalidValue(field, wrong.problem, wrong.accepted) from None
+        start = series.start
+        if start.tzinfo is not None and MINYEAR < start.year < MAXYEAR:
+            start = start.astimezone(rules(self._zone(series, None))).replace(tzinfo=None)
+        recurrence = Recurrence.parse(
+            rule, start=start, until=until, count=count, gap=series.gap, repeat=series.repeat
+        )
         return series.model_copy(update={"rule": recurrence.rule, "start": start})
 
     def _check(self, series: Series) -> None:
-        """Refuse what would never be booked; by the first occurrence of each recipient."""
-        now, judged = self.clock.now(), set[str]()
+        """Refuse what would never be booked."""
+        now, event = self.clock.now(), SERIES + series.name
         if isinstance(series.recipients, str):
-            if series.recipients not in self.settings.series_recipients:
-                accepted = ", ".join(self.settings.series_recipients) or "a list"
-                problem = f"there is no {quoted(series.recipients)} in series_recipients"
-                raise InvalidValue("recipients", problem, accepted)
-            self._check_contents(series)
+            self._check_named(series)
             return
-        for who in series.recipients:
-            zone = self._zone(series, who.zone)
+        zones = [self._zone(series, who.zone) for who in series.recipients]
+        for zone in dict.fromkeys(zones):
             check_zone(zone, field="recipients")
-            first_ms = series.recurrence.first_from(zone, to_ms(now))
-            if first_ms is None:
+            if series.recurrence.first_from(zone, to_ms(now)) is None:
                 raise InvalidValue("rule", "has no occurrence from now on", "a rule that has one")
-            draft = Draft(**_message(series, who, zone, Occurrence(first_ms, "Z"), now))
-            sample = replace(draft, send_at=None, send_in=timedelta(0), latest=None)
-            valid = self.validator.validated(sample, now=now)
-            for scope in valid.terms.scopes if zone not in judged else ():
-                self._check_density(series, zone, first_ms, scope)
-            judged.add(zone)
-        if series.conflict == "refuse":
-            drafts = self._drafts(series.row(now, now), series, now, set())
-            for refused in self.submitter.plan(drafts, total=None, progress=None).rejections:
-                if not self._is_in_its_own_way(series, refused.error):
-                    raise refused.error
+        terms = [
+            self.validator.validated(
+                Draft(send_in=timedelta(0), **series.fields_for(who, zone)), now=now
+            ).terms
+            for who, zone in zip(series.recipients, zones, strict=True)
+        ]
+        self._check_density(series.recurrence, zones[0], to_ms(now), terms[0])
+        if series.conflict != "refuse":
+            return
+        drafts = self._drafts(SeriesRow(event, "", {}, now, now), series, now)
+        for refused in self.submitter.plan(drafts, total=None, progress=None).rejections:
+            error = refused.error
+            ids = error.conflicting if isinstance(error, QuotaExceeded) else ()
+            rows = self.messages.movables(list(ids)).values()
+            # A change cancels what the series has booked, so that is not in its way.
+            if not any(row.message.event == event for row in rows):
+                raise error
 
-    def _is_in_its_own_way(self, series: Series, error: DispatcherError) -> bool:
-        """Tell whether messages of the series, which a change cancels, take part in a refusal."""
-        if not isinstance(error, QuotaExceeded):
-            return False
-        rows = self.messages.movables(list(error.conflicting))
-        return any(row.message.event == SERIES + series.name for row in rows.values())
-
-    def _check_contents(self, series: Series) -> None:
+    def _check_named(self, series: Series) -> None:
         """Refuse what no recipient of a named list would get."""
+        if series.recipients not in self.settings.series_recipients:
+            accepted = ", ".join(self.settings.series_recipients) or "a list"
+            problem = f"there is no {quoted(series.recipients)} in series_recipients"
+            raise InvalidValue("recipients", problem, accepted)
         known_channel(series.channel, self.settings)
         if series.template is None:
             most, depth = self.settings.body_max_bytes, self.settings.body_max_depth
@@ -614,22 +548,22 @@ class SeriesList:
         elif series.body is not None:
             raise InvalidValue("body", "given together with template", "one of them")
 
-    def _check_density(self, series: Series, zone: str, first_ms: int, scope: Scope) -> None:
-        if len(series.recurrence.between(zone, first_ms, first_ms + DAY_MS)) > _MOST_A_DAY:
+    def _check_density(self, recurrence: Recurrence, zone: str, now_ms: int, terms: Terms) -> None:
+        first_ms = recurrence.first_from(zone, now_ms) or now_ms
+        if len(recurrence.between(zone, first_ms, first_ms + DAY_MS)) > _MOST_A_DAY:
             raise InvalidValue("rule", f"has more than {_MOST_A_DAY} times a day", "fewer")
-        for quota in self.rules.now().quotas(scope.kind, scope.name):
-            if not isinstance(quota, Quota) or quota.count >= _MOST_JUDGED:
-                continue
-            times = series.recurrence.following(zone, first_ms, quota.count + 1)
-            if len(times) > quota.count and times[-1].at_ms - first_ms < quota.length_ms:
-                problem = f"is denser than the quota {quota} of {scope.kind or 'the recipient'}"
-                raise InvalidValue("rule", problem, "a rule that fits every quota")
+        for scope in terms.scopes:
+            for quota in self.rules.now().quotas(scope.kind, scope.name):
+                if not isinstance(quota, Quota) or quota.count >= _MOST_JUDGED:
+                    continue
+                times = recurrence.following(zone, first_ms, quota.count + 1)
+                if len(times) > quota.count and times[-1].at_ms - first_ms < quota.length_ms:
+                    problem = f"is denser than the quota {quota} of {scope.kind or 'the recipient'}"
+                    raise InvalidValue("rule", problem, "a rule that fits every quota")
 
 
-def _message(
-    series: Series, who: Recipient, zone: str, one: Occurrence, now: datetime
-) -> dict[str, Any]:
-    """Return the fields of the draft of an occurrence; one that was missed is due now."""
+def _time(series: Series, zone: str, one: Occurrence, now: datetime) -> dict[str, Any]:
+    """Return the fields that are the time of a draft; one that was missed is due now."""
     at, time = from_ms(one.at_ms), dict[str, Any]()
     if at < now:
         time["send_in"] = timedelta(0)
@@ -641,18 +575,7 @@ def _message(
     if series.conflict == "shift":
         latest = series.window and max(at, now) + series.window
         time |= {"on_conflict": "shift", "latest": latest}
-    message = series.message
-    if who.data is not None:
-        message["data"] = {**message.get("data", {}), **who.data}
-    return {"recipient": who.recipient, "zone": zone, **time, **message}
-
-
-def _shown(moment: datetime, zone: tzinfo, field: str) -> datetime:
-    try:
-        return moment.astimezone(zone)
-    except (OverflowError, ValueError):
-        accepted = "a time of the years 1 to 9999"
-        raise InvalidValue(field, f"{quoted(moment)} is out of range", accepted) from None
+    return time
 
 
 def _left_out(times: Sequence[T], missed: str) -> Sequence[T]:
@@ -660,19 +583,23 @@ def _left_out(times: Sequence[T], missed: str) -> Sequence[T]:
     return {"all": times[:0], "last": times[:-1], "none": times}[missed]
 
 
-def _nominal_at(message: Message, start: int) -> datetime:
-    """Return the instant of an occurrence by its key; of a repeated wall time the first."""
-    text = _OF_ONE.sub("", (message.idempotency_key or "")[start:])
-    nominal = datetime.fromisoformat(text)
-    if nominal.tzinfo is not None:
-        return nominal
-    zone = known_zone(message.zone)
-    return message.send_at if zone is None else nominal.replace(tzinfo=rules(zone))
+def _keys(token: str) -> str:
+    """Return what begins the keys of occurrences that a pass has booked under a token."""
+    return f"{SERIES}{token}."
 
 
-def _addresses(row: SeriesRow) -> set[str]:
-    listed = row.definition["recipients"]
-    return set() if isinstance(listed, str) else {who[0] for who in listed}
+def _is_replaced(message: Message, row: SeriesRow) -> bool:
+    """Tell whether an occurrence is one of those that the last change replaced.
+
+    By the nominal time in its key: of a repeated wall time the first.
+    """
+    key = str(message.idempotency_key)
+    if key.startswith(_keys(row.token)):
+        return False
+    nominal, zone = datetime.fromisoformat(key.split(":", 2)[2]), known_zone(message.zone)
+    if nominal.tzinfo is None:
+        nominal = message.send_at if zone is None else nominal.replace(tzinfo=rules(zone))
+    return nominal >= datetime.fromisoformat(row.definition["replaced_from"])
 
 
 def _digest(text: str) -> str:
