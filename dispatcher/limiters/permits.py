@@ -38,14 +38,13 @@ from dispatcher.redis.keys import (
 )
 from dispatcher.redis.scripts import Call, replies_of, script
 from dispatcher.scope import NO_SCOPE, OWN_SCOPE
-from dispatcher.times.clock import MILLISECOND, Clock
+from dispatcher.times.clock import MILLISECOND
 from dispatcher.times.send_time import from_ms
 
 _SCOPES = "scopes"
 _MOST_OWED = 1_000
 """The most permits remembered that Redis did not take back; others count until they end."""
 _LEGS_KEPT = 4_096
-_TRIES = 3
 _COST = 10_000
 """Of a permit, in the time of a share that weighs 1."""
 _NO_WEIGHTS: Mapping[str, Mapping[str, float]] = MappingProxyType({})
@@ -58,6 +57,7 @@ _PERIODS = 5  # the one before, the present one, and those in which turns are lo
 _ROOM_NOTED_MS = 3_600_000
 CLOSED_BY_PROVIDER = "closed by its provider"
 CLOSED = "Redis permit logs are being rebuilt from SQL (needs a running worker and beat)"
+_PROBLEMS = {b"closed": CLOSED, b"elsewhere": "the clocks of the Redis servers differ too much"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class _LogKind:
         self, limits: Sequence[LogLimit], reach: str, *, gives_turns: bool = False
     ) -> None:
         rolling = [limit for limit in limits if isinstance(limit, Limit)]
-        self._calendars = [limit for limit in limits if isinstance(limit, CalendarLimit)]
+        self.calendars = [limit for limit in limits if isinstance(limit, CalendarLimit)]
         self._lengths = [word for limit in rolling for word in (limit.count, limit.length_ms)]
         self._most = min((limit.count for limit in limits if isinstance(limit, InHand)), default=0)
         self.gives_turns = gives_turns
@@ -143,14 +143,14 @@ class _LogKind:
         self._reach = reach
         subject = "scope" if reach == _SCOPES else reach
         hands = [limit for limit in limits if isinstance(limit, InHand)]
-        self.names = [f"{subject}: {limit}" for limit in [*rolling, *self._calendars, *hands]]
+        self.names = [f"{subject}: {limit}" for limit in [*rolling, *self.calendars, *hands]]
         """Of its limits, in the order in which ``take_permits.lua`` counts them."""
 
     def words(self, at_ms: int) -> list[object]:
         """Return what ``take_permits.lua`` reads of it, at about that time (ms since 1970)."""
         calendars = [
             [limit.count, *limit.bounds(limit.bounds(at_ms, 1)[0] - 1, _PERIODS)]
-            for limit in self._calendars
+            for limit in self.calendars
         ]
         return [self._lengths, calendars, self._most, self._reach]
 
@@ -169,10 +169,9 @@ def reaches_ms(
 class Permits:
     """Takes a permit for each send from the limits of its scopes, if they have some, and channel.
 
-    ``clock`` only guesses in which calendar periods the time of Redis lies. ``weights`` are those
-    of shares, by channel; others weigh 1. ``own_limits`` returns those of single scopes, by kind
-    and name, the same object until they change: those of own scopes replace ``scope_limits``.
-    Raises LimitersUnavailable whenever Redis cannot be trusted to answer.
+    ``weights`` are those of shares, by channel; others weigh 1. ``own_limits`` returns those of
+    single scopes, by kind and name, the same object until they change: those of own scopes replace
+    ``scope_limits``. Raises LimitersUnavailable whenever Redis cannot be trusted to answer.
     """
 
     def __init__(
@@ -183,13 +182,11 @@ class Permits:
         shards: int,
         scope_limits: Sequence[LogLimit],
         channel_limits: Mapping[str, Sequence[LogLimit]],
-        clock: Clock,
         weights: Mapping[str, Mapping[str, float]] = _NO_WEIGHTS,
         own_limits: Callable[[], OwnLimits] = lambda: _NO_LIMITS,
     ) -> None:
         self._client = client
         self._weights = weights
-        self._clock = clock
         self._shards = permit_parts(namespace, shards)
         self._scope_kind = _LogKind(scope_limits, _SCOPES) if scope_limits else None
         self.own_limits = own_limits
@@ -202,8 +199,6 @@ class Permits:
         self._channel_leg = cache(self._leg_of_channel)
         self._read(_NO_LIMITS)
         self._owed: deque[Permit] = deque(maxlen=_MOST_OWED)
-        # By how much the server of each shard is ahead of the clock, as far as that is known.
-        self._ahead_ms: dict[PermitKeys, int] = {}
         self._longest_ms = max(reaches_ms(scope_limits, channel_limits).values(), default=0)
 
     @property
@@ -252,38 +247,29 @@ class Permits:
         shards: dict[PermitKeys, dict[int, _Leg]] = defaultdict(dict)
         for n, leg in legs.items():
             shards[leg.keys][n] = leg
-        for _ in range(_TRIES):
-            if not shards:
-                break
-            local_ms = int(self._clock.now().timestamp() * 1_000)
-            calls: list[Call] = []
-            for keys, of_shard in shards.items():
-                at_ms = local_ms + self._ahead_ms.get(keys, 0)
-                requests = [(permits[n], leg) for n, leg in of_shard.items()]
-                calls.append(self._words_of(requests, within, at_ms))
-            replies = self._replies("take_permits", calls)
-            for keys, reply in zip([*shards], replies, strict=True):
-                if reply[0] == b"closed":
-                    raise LimitersUnavailable(CLOSED)
-                if reply[0] == b"elsewhere":
-                    self._ahead_ms[keys] = reply[1] - local_ms
-                    continue
-                numbers = shards.pop(keys)
-                kinds = [*_logs_of([*numbers.values()]).values()]
-                for n, wait, log, limit in zip(numbers, *[iter(reply)] * 3, strict=True):
-                    name = kinds[log - 1].names[limit - 1] if log else CLOSED_BY_PROVIDER
-                    answers[n] = PermitAnswer(wait == 0, wait * MILLISECOND, name if wait else "")
-        if shards:
-            raise LimitersUnavailable("the clock of Redis or of this machine keeps jumping")
+        at_ms = 0
+        if any(kind.calendars for leg in legs.values() for kind in leg.logs.values()):
+            with translated:
+                at_ms = now_ms(self._client)
+        calls = [
+            self._words_of([(permits[n], leg) for n, leg in of_shard.items()], within, at_ms)
+            for of_shard in shards.values()
+        ]
+        for of_shard, reply in zip(
+            shards.values(), self._replies("take_permits", calls), strict=True
+        ):
+            if reply[0] in _PROBLEMS:
+                raise LimitersUnavailable(_PROBLEMS[reply[0]])
+            kinds = [*_logs_of([*of_shard.values()]).values()]
+            for n, wait, log, limit in zip(of_shard, *[iter(reply)] * 3, strict=True):
+                name = kinds[log - 1].names[limit - 1] if log else CLOSED_BY_PROVIDER
+                answers[n] = PermitAnswer(wait == 0, wait * MILLISECOND, name if wait else "")
         return answers
 
     def _words_of(
         self, requests: Sequence[tuple[Permit, _Leg]], within: timedelta, at_ms: int
     ) -> Call:
-        """Return keys and arguments of the call for these requests of one shard.
-
-        ``at_ms`` is about the time of its server.
-        """
+        """Return keys and arguments of the call for these requests of one shard."""
         legs = [leg for _, leg in requests]
         logs = _logs_of(legs)
         numbers = dict(zip(logs, count(1)))

@@ -34,7 +34,6 @@ from dispatcher.redis.client import repeated
 from dispatcher.redis.keys import PermitKeys, line_of, permit_parts, shard_of
 from dispatcher.redis.scripts import Call, Script
 from dispatcher.scope import NO_SCOPE
-from dispatcher.times.clock import SystemClock
 from tests.support.doubles import WorkerDied
 from tests.support.examples import examples
 from tests.support.limiters import MINUTE, MS, Clocked
@@ -78,7 +77,6 @@ class World:
             shards=len(self.shards),
             scope_limits=self.scope_limits,
             channel_limits=self.channel_limits,
-            clock=SystemClock(),
         )
 
     def keys(self, name: str) -> PermitKeys:
@@ -501,16 +499,16 @@ def test_a_process_that_dies_between_two_shards_leaves_a_scope_stricter(
     assert made.acquire(wanted(ALONE), wanted(ALONE)) == [True, True]
 
 
-def test_each_shard_selects_the_calendar_period_of_its_own_clock(
-    world: Callable[..., World], trips: list[list[Call]]
+def test_the_server_says_in_which_calendar_period_it_is(
+    world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clock of this process is months ahead of these servers."""
+    """The clock of this process is months ahead of the server's."""
     made = world(parse_limit("2/day in Asia/Kathmandu"), **{SMS: [parse_limit("9/week in UTC")]})
     group = [wanted(scope) for scope in (FAR, FAR, FAR, ALONE)]
     assert made.acquire(*group) == [True, True, False, True]
-    assert [*map(len, trips)] == [2, 2, 1, 1]
-    assert made.acquire(wanted(FAR), wanted(ALONE)) == [False, True]
-    assert [*map(len, trips[4:])] == [2, 1], "it remembers by how much"
+    monkeypatch.setattr(permits, "now_ms", lambda _: made.client.now_us // 1_000 + 3 * 86_400_000)
+    with pytest.raises(LimitersUnavailable, match="clocks of the Redis servers"):
+        made.acquire(wanted(ALONE))
 
 
 def test_a_rebuild_restores_the_logs_of_its_shards_alone(world: Callable[..., World]) -> None:

@@ -19,7 +19,6 @@ import pytest
 from dispatcher.limiters.permits import LogLimit, Permit, PermitAnswer, Permits
 from dispatcher.quota import parse_limit
 from dispatcher.redis.keys import permit_parts, shard_of
-from dispatcher.times.clock import SystemClock
 from tests.support.limiters import MS, Clocked
 from tests.support.model import is_broken
 
@@ -57,7 +56,6 @@ class World:
                 shards=self.shards,
                 scope_limits=[parse_limit("50/second")],
                 channel_limits={"mail": [parse_limit(self.channel)], "sms": []},
-                clock=SystemClock(),
                 own_limits=partial(self.known_to, number),
             )
             for number in range(self.workers)

@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 from dispatcher.limiters.permits import LogLimit, Permit, Permits
 from dispatcher.quota import Limit, parse_limit
 from dispatcher.redis.keys import line_of, order_of, permit_parts, share_clock_of
-from dispatcher.times.clock import SystemClock
 from tests.support.examples import a_third_of, examples
 from tests.support.limiters import MS, Clocked
 from tests.support.model import is_broken
@@ -63,7 +62,6 @@ class Clients:
             shards=1,
             scope_limits=[],
             channel_limits={"mail": self.limits},
-            clock=SystemClock(),
             weights={"mail": weights},
         )
 

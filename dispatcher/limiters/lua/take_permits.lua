@@ -15,7 +15,7 @@
 --         permit's part of its share: larger for a smaller weight), 1-based indexes of its logs
 --       4... permit id of each request: message id (16 bytes), then its attempt
 -- Reply {'closed'}              the logs are not complete: rebuild first
---       {'elsewhere', now ms}   the calendar periods given do not hold the present
+--       {'elsewhere'}           the calendar periods given do not hold the present
 --       or, per request, three integers: wait in ms (0: the permit is taken); what makes it wait:
 --       the log (from 1; 0: nothing, or its channel is closed), and which limit of its kind (from 1,
 --       limits, calendar limits, in hand)
@@ -116,7 +116,7 @@ for log, number in ipairs(logs) do
       end
     end
     if not state.periods[number] then
-      return {'elsewhere', now}
+      return {'elsewhere'}
     end
   end
   if state.most > 0 then
