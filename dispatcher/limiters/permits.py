@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cache, lru_cache, partial
 from itertools import count
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, cast
@@ -44,7 +43,6 @@ from dispatcher.times.send_time import from_ms
 _SCOPES = "scopes"
 _MOST_OWED = 1_000
 """The most permits remembered that Redis did not take back; others count until they end."""
-_LEGS_KEPT = 4_096
 _COST = 10_000
 """Of a permit, in the time of a share that weighs 1."""
 _NO_WEIGHTS: Mapping[str, Mapping[str, float]] = MappingProxyType({})
@@ -116,8 +114,6 @@ class _Leg(NamedTuple):
     closing: str = ""
 
 
-_Legs = tuple[_Leg, ...]
-"""The leg in the shard of the channel, and before it those of scopes in other shards."""
 _Words = tuple[list[str], list[int | bytes]]
 """Keys and arguments of a call of a script."""
 
@@ -196,8 +192,7 @@ class Permits:
             for name, limits in channel_limits.items()
             if limits
         }
-        self._channel_leg = cache(self._leg_of_channel)
-        self._read(_NO_LIMITS)
+        self._known: tuple[OwnLimits, dict[tuple[str, str], _LogKind | None]] = (_NO_LIMITS, {})
         self._owed: deque[Permit] = deque(maxlen=_MOST_OWED)
         self._longest_ms = max(reaches_ms(scope_limits, channel_limits).values(), default=0)
 
@@ -304,7 +299,7 @@ class Permits:
 
     def close(self, channel: str, length: timedelta) -> None:
         """Grant nothing on a channel for ``length``; a later end that was set before stays."""
-        closing = self._channel_leg(channel).closing
+        closing = self._keys_of(channel).closing(channel)
         self._replies("limits_close", [([closing], [length // MILLISECOND, 0])])
 
     def settle(self, used: Sequence[tuple[Permit, timedelta]]) -> None:
@@ -438,9 +433,8 @@ class Permits:
         Also of those of ``kinds`` with its name. ``counting`` returns that of the messages that
         are stored.
         """
-        logs = [self._keys_of(scope).scope(scope)]
-        logs += [self._keys_of(f"{kind}:{scope}").further(kind, scope) for kind in kinds]
-        for log in logs:
+        for kind in (OWN_SCOPE, *kinds):
+            _, log = self._log_of(kind, scope)
             with translated:
                 permits = cast("list[bytes]", self._client.zrange(log, 0, -1))
                 ids = {permit: UUID(bytes=permit[:16]) for permit in permits}
@@ -461,7 +455,7 @@ class Permits:
             changed = {named for named in {**before, **own} if before.get(named) != own.get(named)}
             if changed and before is not _NO_LIMITS:  # what has just begun knows all from the start
                 self._call_waiting(changed)
-            self._read(own)
+            self._known = own, {}
 
     def _call_waiting(self, scopes: Iterable[tuple[str, str]]) -> None:
         """Let all who wait for limits that were changed come: their turns are by those before.
@@ -469,58 +463,49 @@ class Permits:
         Each process does so, the last one when it gives out permits by the new limits, too.
         """
         with translated:
-            for kind, name in scopes:
-                keys = self._keys_of(name if kind == OWN_SCOPE else f"{kind}:{name}")
-                log = keys.scope(name) if kind == OWN_SCOPE else keys.further(kind, name)
+            for named in scopes:
+                keys, log = self._log_of(*named)
                 if waiting := self._client.zcard(line_of(log)):
                     self._client.zadd(keys.room, {log: waiting})
                     self._client.pexpire(keys.room, _ROOM_NOTED_MS)
 
-    def _read(self, own: OwnLimits) -> None:
-        """Make legs by these limits of single scopes from now on.
+    def _legs_to(self, permit: Permit) -> list[_Leg]:
+        """Return the leg in the shard of the channel, and before it those in other shards.
 
-        What is granted by the ones before is settled and returned in the logs that there are now:
-        in one that ended it counts until it is too old.
+        What is granted by limits that have ended is settled and returned in the logs that there are
+        now: in one that ended it counts until it is too old.
         """
-
-        def kind_of(named: tuple[str, str]) -> _LogKind | None:
-            kind, _ = named
-            if not (limits := own.get(named)):
-                return self._scope_kind if kind == OWN_SCOPE and limits is None else None
-            return _LogKind(limits, kind or _SCOPES, gives_turns=kind != OWN_SCOPE)
-
-        kinds = lru_cache(_LEGS_KEPT)(kind_of)
-        self._known = own, lru_cache(_LEGS_KEPT)(partial(self._legs_of, kinds))
-
-    def _legs_to(self, permit: Permit) -> _Legs:
-        own, legs = self._known
-        further = permit.scopes.items() if permit.scopes and own else ()
-        return legs(permit.scope, permit.channel, *[named for named in further if named in own])
-
-    def _legs_of(
-        self,
-        kind_of: Callable[[tuple[str, str]], _LogKind | None],
-        scope: str,
-        channel: str,
-        *further: tuple[str, str],
-    ) -> _Legs:
-        last = self._channel_leg(channel)
+        keys, kind = self._keys_of(permit.channel), self._channel_kinds.get(permit.channel)
+        of_channel = {} if kind is None else {keys.channel(permit.channel): kind}
         logs: dict[PermitKeys, dict[str, _LogKind]] = defaultdict(dict)
-        if scope != NO_SCOPE and (of_scope := kind_of((OWN_SCOPE, scope))):
-            keys = self._keys_of(scope)
-            logs[keys][keys.scope(scope)] = of_scope
-        for kind, name in further:
-            if of_scope := kind_of((kind, name)):
-                keys = self._keys_of(f"{kind}:{name}")
-                logs[keys][keys.further(kind, name)] = of_scope
-        near = logs.pop(last.keys, {})
-        others = [_Leg(keys, of_shard) for keys, of_shard in logs.items()]
-        return (*others, last._replace(logs=near | last.logs))
+        named = [(OWN_SCOPE, permit.scope)] if permit.scope != NO_SCOPE else []
+        for scope in (*named, *(permit.scopes or {}).items()):
+            if of_scope := self._kind_of(scope):
+                of_shard, log = self._log_of(*scope)
+                logs[of_shard][log] = of_scope
+        near = logs.pop(keys, {})
+        others = [_Leg(of_shard, of_scopes) for of_shard, of_scopes in logs.items()]
+        return [*others, _Leg(keys, near | of_channel, keys.closing(permit.channel))]
 
-    def _leg_of_channel(self, channel: str) -> _Leg:
-        keys, kind = self._keys_of(channel), self._channel_kinds.get(channel)
-        logs = {} if kind is None else {keys.channel(channel): kind}
-        return _Leg(keys, logs, keys.closing(channel))
+    def _kind_of(self, scope: tuple[str, str]) -> _LogKind | None:
+        own, kinds = self._known
+        if scope not in own:
+            return self._scope_kind if scope[0] == OWN_SCOPE else None
+        if scope not in kinds:
+            kinds[scope] = None
+            if limits := own[scope]:
+                is_own = scope[0] == OWN_SCOPE
+                reach = _SCOPES if is_own else scope[0]
+                kinds[scope] = _LogKind(limits, reach, gives_turns=not is_own)
+        return kinds[scope]
+
+    def _log_of(self, kind: str, name: str) -> tuple[PermitKeys, str]:
+        """Return the keys of the shard with the log of a scope, and the log."""
+        if kind == OWN_SCOPE:
+            keys = self._keys_of(name)
+            return keys, keys.scope(name)
+        keys = self._keys_of(f"{kind}:{name}")
+        return keys, keys.further(kind, name)
 
     def _keys_of(self, name: str) -> PermitKeys:
         return self._shards[shard_of(name, len(self._shards))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -245,19 +244,3 @@ def test_without_such_limits_a_send_asks_for_nothing_more(moved: Clocked) -> Non
     world.set(own(beta="2/hour"))
     world.ask([world.permit(tenant="other", plan="free"), world.permit()])
     assert not moved.keys("*:of:*")
-
-
-def test_a_process_remembers_only_some_of_all_recipients(moved: Clocked) -> None:
-    world = World(moved)
-
-    def held_after(thousands: int) -> int:
-        for _ in range(thousands):
-            world.permits[0].settle([(world.permit(), timedelta(0)) for _ in range(1_000)])
-        return tracemalloc.get_traced_memory()[0]
-
-    tracemalloc.start()
-    try:
-        before = held_after(5)
-        assert held_after(10) < before + 500_000
-    finally:
-        tracemalloc.stop()
