@@ -280,26 +280,18 @@ class Reconciler:
 
     def _bring_forward(self) -> None:
         """Let as many messages that wait for a limit be due now as permits were given back."""
+        come = 0
         try:
-            waiting = self.permits.waiting(logs=_ROOMS_AT_ONCE, each=BATCH)
-            if not waiting:
-                return
-            ids = [id_ for line in waiting.values() for id_ in line][:BATCH]
-            chosen = set(ids)
-            come = self.store.bring_forward(ids) if ids else set[UUID]()
-            turns = {
-                name: [id_ for id_ in line if id_ in chosen]
-                for name, line in waiting.items()
-                if not line or chosen & {*line}
-            }
-            self.permits.give_turns(turns, come)
+            for log_name, ids in self.permits.waiting(logs=_ROOMS_AT_ONCE, each=BATCH).items():
+                called = self.store.bring_forward(ids) if ids else set[UUID]()
+                self.permits.give_turns(log_name, ids, called)
+                come += len(called)
         except LimitersUnavailable as error:
             log.warning(
                 "could not bring snoozed messages forward; they stay due when they were: %s", error
             )
-            return
         if come:
-            log.info("%d snoozed messages are due now: permits were given back", len(come))
+            log.info("%d snoozed messages are due now: permits were given back", come)
 
     def _release_unneeded(self, limit: int) -> int:
         rows = self.store.unreleased(limit=limit)

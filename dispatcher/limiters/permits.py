@@ -352,44 +352,41 @@ class Permits:
             pipeline = self._client.pipeline(transaction=False)
             for keys in self._shards:
                 pipeline.zrange(keys.room, 0, logs - 1, withscores=True)
-            replies = pipeline.execute()
-            first = sorted((room, name.decode()) for reply in replies for name, room in reply)[
-                :logs
-            ]
-            if not first:
+            rooms = [(name.decode(), int(room)) for reply in pipeline.execute()
+                     for name, room in reply][:logs]  # fmt: skip
+            if not rooms:
                 return {}
             now = now_ms(self._client)
-            pipeline = self._client.pipeline(transaction=False)
-            for room, name in first:
-                most = min(each, int(room))
+            for name, room in rooms:
+                most = min(each, room)
                 pipeline.zrangebyscore(line_of(name), f"({now}", "+inf", start=0, num=most)
             lines = pipeline.execute()
         return {
             name: [UUID(bytes=member) for member in line]
-            for (_, name), line in zip(first, lines, strict=True)
+            for (name, _), line in zip(rooms, lines, strict=True)
         }
 
-    def give_turns(self, waiting: Mapping[str, Sequence[UUID]], come: Collection[UUID]) -> None:
+    def give_turns(self, log: str, waiting: Sequence[UUID], come: Collection[UUID]) -> None:
         """Give the messages in ``come`` their turn now, in the room made for them.
 
-        The other ``waiting`` messages leave the line. Their room is for the next ones.
+        The other ``waiting`` messages leave the line. Their room is for the next ones; where nobody
+        waits, it is forgotten.
         """
+        called = [member.bytes for member in waiting if member in come]
+        gone = [member.bytes for member in waiting if member not in come]
+        room = room_of(log)
         with translated:
             now = now_ms(self._client)
             pipeline = self._client.pipeline(transaction=False)
-            for log, members in waiting.items():
-                called = [member.bytes for member in members if member in come]
-                gone = [member.bytes for member in members if member not in come]
-                if called:
-                    pipeline.zadd(line_of(log), dict.fromkeys(called, now), xx=True)
-                    pipeline.zincrby(room_of(log), -len(called), log)
-                if gone:
-                    pipeline.zrem(line_of(log), *gone)
-                    pipeline.zrem(order_of(log), *gone)
-                if not members:
-                    pipeline.zrem(room_of(log), log)
-            for room in {room_of(log): None for log in waiting}:
+            if called:
+                pipeline.zadd(line_of(log), dict.fromkeys(called, now), xx=True)
+                pipeline.zincrby(room, -len(called), log)
                 pipeline.zremrangebyscore(room, "-inf", 0)
+            if gone:
+                pipeline.zrem(line_of(log), *gone)
+                pipeline.zrem(order_of(log), *gone)
+            if not waiting:
+                pipeline.zrem(room, log)
             pipeline.execute()
 
     def restore(

@@ -542,9 +542,10 @@ def test_room_is_noted_in_the_shard_of_each_log_and_found_in_all(
         made.keys(ALONE).scope(ALONE): [waits_for_scope.message_id],
         made.keys(SMS).channel(SMS): [waits_for_channel.message_id],
     }
-    made.permits.give_turns(waiting, {waits_for_channel.message_id})
+    for log, ids in waiting.items():
+        made.permits.give_turns(log, ids, {waits_for_channel.message_id})
     assert made.permits.waiting(logs=9, each=9) == {made.keys(ALONE).scope(ALONE): []}
-    made.permits.give_turns({made.keys(ALONE).scope(ALONE): []}, set())
+    made.permits.give_turns(made.keys(ALONE).scope(ALONE), [], set())
     assert made.permits.waiting(logs=9, each=9) == {}
     assert made.acquire(waits_for_channel) == [True]
 

@@ -225,7 +225,7 @@ def permits(house: House, booked: Sequence[Message]) -> None:
     permits.give_back(taken[9:LIMIT])
     log = house.permit_keys("memory").channel("memory")
     assert len(permits.waiting(logs=9, each=9)[log]) == 9
-    permits.give_turns({log: []}, set())
+    permits.give_turns(log, [], set())
     permits.close("memory", MINUTE)
     [fill] = house.parts.overviews.fills.read()
     assert fill.limits[0].used == 9
