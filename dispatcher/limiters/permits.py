@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import count
+from itertools import chain, count
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, cast
 from uuid import UUID
@@ -26,15 +26,7 @@ from dispatcher.limiters.limiter import translated
 from dispatcher.quota import CalendarLimit, Limit
 from dispatcher.redis.client import now_ms
 from dispatcher.redis.errors import ERRORS, cause, reason
-from dispatcher.redis.keys import (
-    PermitKeys,
-    line_of,
-    order_of,
-    permit_parts,
-    room_of,
-    shard_of,
-    share_clock_of,
-)
+from dispatcher.redis.keys import LogKeys, PermitKeys, permit_parts, room_of, shard_of
 from dispatcher.redis.scripts import Call, replies_of, script
 from dispatcher.scope import NO_SCOPE, OWN_SCOPE
 from dispatcher.times.clock import MILLISECOND
@@ -142,13 +134,19 @@ class _LogKind:
         self.names = [f"{subject}: {limit}" for limit in [*rolling, *self.calendars, *hands]]
         """Of its limits, in the order in which ``take_permits.lua`` counts them."""
 
-    def words(self, at_ms: int) -> list[object]:
+    def words(self, at_ms: int) -> dict[str, object]:
         """Return what ``take_permits.lua`` reads of it, at about that time (ms since 1970)."""
-        calendars = [
-            [limit.count, *limit.bounds(limit.bounds(at_ms, 1)[0] - 1, _PERIODS)]
-            for limit in self.calendars
-        ]
-        return [self._lengths, calendars, self._most, self._reach]
+        return {
+            "limits": self._lengths,
+            "calendars": [
+                [limit.count, *limit.bounds(limit.bounds(at_ms, 1)[0] - 1, _PERIODS)]
+                for limit in self.calendars
+            ],
+            "most": self._most,
+            "reach": self._reach,
+            "longest": self.longest_ms,
+            "gives_turns": self.gives_turns,
+        }
 
 
 def reaches_ms(
@@ -270,28 +268,24 @@ class Permits:
         numbers = dict(zip(logs, count(1)))
         kinds = dict(zip(dict.fromkeys(logs.values()), count(1)))
         closings = dict.fromkeys(leg.closing for leg in legs if leg.closing)
-        places = dict(zip(closings, count(2 + 2 * len(logs))))
-        turns = [log for log, kind in logs.items() if kind.gives_turns]
-        orders = dict(zip(turns, count(2 + 2 * len(logs) + len(closings), 2)))
-        described = [
-            [kind.words(at_ms) for kind in kinds],
-            [kinds[kind] for kind in logs.values()],
-            [orders.get(log, 0) for log in logs],
-        ]
-        asked = [
-            [
-                places.get(leg.closing, 0),
-                permit.priority,
-                permit.share,
-                self._cost(permit),
-                *(numbers[log] for log in leg.logs),
-            ]
-            for permit, leg in requests
-        ]
-        served = [key for log in turns for key in (order_of(log), share_clock_of(log))]
-        names = [legs[0].keys.epoch, *logs, *map(line_of, logs), *closings, *served]
-        words = [within // MILLISECOND, json.dumps(described), json.dumps(asked)]
-        return names, [*words, *(permit.member for permit, _ in requests)]
+        places = dict(zip(closings, count(2 + len(logs) * len(LogKeys._fields))))
+        described = {
+            "kinds": [kind.words(at_ms) for kind in kinds],
+            "logs": [kinds[kind] for kind in logs.values()],
+            "requests": [
+                {
+                    "closing": places.get(leg.closing, 0),
+                    "priority": permit.priority,
+                    "share": permit.share,
+                    "cost": self._cost(permit),
+                    "logs": [numbers[log] for log in leg.logs],
+                }
+                for permit, leg in requests
+            ],
+        }
+        names = [legs[0].keys.epoch, *chain.from_iterable(map(LogKeys.of, logs)), *closings]
+        members = (permit.member for permit, _ in requests)
+        return names, [within // MILLISECOND, json.dumps(described), *members]
 
     def _cost(self, permit: Permit) -> float:
         weights = self._weights.get(permit.channel)
@@ -339,7 +333,7 @@ class Permits:
                     start: _Words = [leg.keys.room], [_ROOM_NOTED_MS]
                     names, words = calls.setdefault(leg.keys, start)
                     for log in leg.logs:
-                        names += (log, line_of(log), order_of(log), share_clock_of(log))
+                        names += LogKeys.of(log)
                         words += (permit.member, permit.priority, wait // MILLISECOND)
         self._replies("give_back_permits", [*calls.values()])
 
@@ -359,7 +353,7 @@ class Permits:
             now = now_ms(self._client)
             for name, room in rooms:
                 most = min(each, room)
-                pipeline.zrangebyscore(line_of(name), f"({now}", "+inf", start=0, num=most)
+                pipeline.zrangebyscore(LogKeys.of(name).line, f"({now}", "+inf", start=0, num=most)
             lines = pipeline.execute()
         return {
             name: [UUID(bytes=member) for member in line]
@@ -374,17 +368,17 @@ class Permits:
         """
         called = [member.bytes for member in waiting if member in come]
         gone = [member.bytes for member in waiting if member not in come]
-        room = room_of(log)
+        room, keys = room_of(log), LogKeys.of(log)
         with translated:
             now = now_ms(self._client)
             pipeline = self._client.pipeline(transaction=False)
             if called:
-                pipeline.zadd(line_of(log), dict.fromkeys(called, now), xx=True)
+                pipeline.zadd(keys.line, dict.fromkeys(called, now), xx=True)
                 pipeline.zincrby(room, -len(called), log)
                 pipeline.zremrangebyscore(room, "-inf", 0)
             if gone:
-                pipeline.zrem(line_of(log), *gone)
-                pipeline.zrem(order_of(log), *gone)
+                pipeline.zrem(keys.line, *gone)
+                pipeline.zrem(keys.order, *gone)
             if not waiting:
                 pipeline.zrem(room, log)
             pipeline.execute()
@@ -462,7 +456,7 @@ class Permits:
         with translated:
             for named in scopes:
                 keys, log = self._log_of(*named)
-                if waiting := self._client.zcard(line_of(log)):
+                if waiting := self._client.zcard(LogKeys.of(log).line):
                     self._client.zadd(keys.room, {log: waiting})
                     self._client.pexpire(keys.room, _ROOM_NOTED_MS)
 
@@ -545,7 +539,7 @@ class Fills:
                 log = keys.channel(channel)
                 pipeline.exists(keys.epoch)
                 pipeline.get(keys.closing(channel))
-                pipeline.zcard(line_of(log))
+                pipeline.zcard(LogKeys.of(log).line)
                 for limit in limits:
                     pipeline.zcount(log, _since(limit, now), "+inf")
             answers = iter(pipeline.execute())

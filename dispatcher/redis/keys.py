@@ -11,7 +11,7 @@ import re
 import zlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 _WORD = re.compile(rb":[a-z]+")
 _WINDOW = re.compile(rb"\A\{[^}]*\}:window(?:@([a-z0-9_.-]+))?:(.*)\Z", re.DOTALL)
@@ -197,19 +197,24 @@ def all_of(namespace: str) -> str:
     return f"{{{namespace}:*"
 
 
-def line_of(log: str) -> str:
-    """ZSET of messages that wait for a log; member: message id, score: when it comes back, ms."""
-    return log.replace("}", "}:line", 1)
+class LogKeys(NamedTuple):
+    """A permit log, and ZSETs beside it.
 
+    ``line``: the messages that wait for it; score: when they come back, ms. Where it gives turns,
+    ``order``: the same messages; score: by which they are served; and ``clock``: how far each class
+    and each share of that order has come.
+    """
 
-def order_of(log: str) -> str:
-    """ZSET of the messages in a line that gives turns; score: by which they are served."""
-    return log.replace("}", "}:order", 1)
+    log: str
+    line: str
+    order: str
+    clock: str
 
-
-def share_clock_of(log: str) -> str:
-    """ZSET of how far each class and each share of that order has come."""
-    return log.replace("}", "}:shares", 1)
+    @classmethod
+    def of(cls, log: str) -> LogKeys:
+        return cls(
+            log, *(log.replace("}", f"}}:{word}", 1) for word in ("line", "order", "shares"))
+        )
 
 
 def room_of(log: str) -> str:

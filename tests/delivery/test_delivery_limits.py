@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from dispatcher import Message, Status, TemporaryFailure
-from dispatcher.redis.keys import line_of
+from dispatcher.redis.keys import LogKeys
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
 from tests.support.model import is_broken
@@ -97,12 +97,12 @@ def test_a_turn_that_has_come_is_judged_by_the_limit_alone(build: Build) -> None
     messages = [house.submit(f"to {n}") for n in range(6)]
     house.deliver(*messages)
     log = house.permit_keys("memory").channel("memory")
-    assert house.redis.zcard(line_of(log)) == 4
-    let_time_pass(house, log, line_of(log), by=MINUTE)
+    assert house.redis.zcard(LogKeys.of(log).line) == 4
+    let_time_pass(house, log, LogKeys.of(log).line, by=MINUTE)
     house.make_due(*messages[2:])
     assert house.deliver(*messages[4:], *messages[2:4]) == 2
     assert house.sent == [message.id for message in messages[:4]], "the others come too early"
-    assert house.redis.zcard(line_of(log)) == 2
+    assert house.redis.zcard(LogKeys.of(log).line) == 2
 
 
 def test_no_more_are_in_hand_than_a_channel_takes(build: Build) -> None:

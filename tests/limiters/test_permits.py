@@ -31,7 +31,7 @@ from dispatcher.limiters.permits import (
 from dispatcher.quota import Limit, parse_limit
 from dispatcher.redis import scripts
 from dispatcher.redis.client import repeated
-from dispatcher.redis.keys import PermitKeys, line_of, permit_parts, shard_of
+from dispatcher.redis.keys import LogKeys, PermitKeys, permit_parts, shard_of
 from dispatcher.redis.scripts import Call, Script
 from dispatcher.scope import NO_SCOPE
 from tests.support.doubles import WorkerDied
@@ -190,7 +190,7 @@ def test_a_refused_request_leaves_a_note_that_it_waits_and_nothing_else(make: Ma
     for _ in range(3):
         assert not logs.ask(b"2")[0].allowed
     after = logs.client.everything()
-    assert after.pop(line_of(logs.log).encode()) is not None
+    assert after.pop(LogKeys.of(logs.log).line.encode()) is not None
     assert after == before
 
 
@@ -200,7 +200,7 @@ def test_the_only_one_in_line_may_lose_its_turn_and_get_its_permit_in_one_call(m
     assert logs.acquire(first, second, late, within=MS) == [True, True, False]
     logs.client.advance(61 * SECOND)  # its turn has come, and it has not
     assert logs.acquire(other, late, within=MS) == [True, True]
-    assert not logs.client.exists(line_of(logs.wide))
+    assert not logs.client.exists(LogKeys.of(logs.wide).line)
 
 
 def test_a_permit_in_hand_counts_at_the_latest_time_it_can_be_used(make: Make) -> None:
@@ -651,7 +651,7 @@ class Model:
                 allowed
                 or any(other.scope == permit.scope for other in in_two_shards if other != permit)
                 or self.closed[permit.channel] > now_ms
-                or self.made.client.zcard(line_of(log))
+                or self.made.client.zcard(LogKeys.of(log).line)
                 or any(
                     sum(mine(other) and at > now_ms - limit.length_ms
                         for other, at in self.counted.items()) >= limit.count

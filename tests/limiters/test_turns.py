@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from dispatcher.limiters.permits import LogLimit, Permit, Permits
 from dispatcher.quota import Limit, parse_limit
-from dispatcher.redis.keys import line_of, order_of, permit_parts, share_clock_of
+from dispatcher.redis.keys import LogKeys, permit_parts
 from tests.support.examples import a_third_of, examples
 from tests.support.limiters import MS, Clocked
 from tests.support.model import is_broken
@@ -220,10 +220,10 @@ def test_a_message_that_does_not_come_holds_nobody_up(build: Build) -> None:
     assert not absent.allowed
     clients.run(22_000)
     assert clients.shares(1_000, 11_000)["b"] >= 475
-    assert clients.client.zcard(line_of(clients.log)) == 1
+    assert clients.client.zcard(LogKeys.of(clients.log).line) == 1
     clients.client.advance(2 * 60 * SECOND)
     clients.ask([clients.permit("c")])
-    assert not clients.client.exists(line_of(clients.log), order_of(clients.log))
+    assert not clients.client.exists(LogKeys.of(clients.log).line, LogKeys.of(clients.log).order)
 
 
 def test_who_takes_a_free_permit_out_of_turn_moves_no_other_share_back(build: Build) -> None:
@@ -266,13 +266,13 @@ def test_turns_survive_other_settings_and_an_older_version(build: Build) -> None
             came += clients.come(share, 100, at_ms=start * 500)
     for at_ms in (250, 750, 1_250, 1_750):
         clients.run(at_ms)
-        members = clients.client.zrange(line_of(clients.log), 0, 9)
-        clients.client.zrem(order_of(clients.log), *members[:5])
-        clients.client.zrem(line_of(clients.log), *members[5:])
+        members = clients.client.zrange(LogKeys.of(clients.log).line, 0, 9)
+        clients.client.zrem(LogKeys.of(clients.log).order, *members[:5])
+        clients.client.zrem(LogKeys.of(clients.log).line, *members[5:])
     clients.run(40_000)
     assert len(clients.waits(came)) == 800
     assert max(clients.waits(came)) <= 17_500
-    left = [line_of(clients.log), order_of(clients.log), share_clock_of(clients.log)]
+    left = LogKeys.of(clients.log)[1:]
     assert not clients.client.exists(*left)
     clients.check_limit(50, 1_000)
 
@@ -330,7 +330,7 @@ def test_the_order_is_that_of_start_time_fair_queueing(
     def watched(group: Sequence[Permit], *, within: timedelta) -> Any:
         answers = acquire(group, within=within)
         oracle.ask(group, [answer.allowed for answer in answers])
-        order = clients.client.zrange(order_of(clients.log), 0, -1, withscores=True)
+        order = clients.client.zrange(LogKeys.of(clients.log).order, 0, -1, withscores=True)
         expected = {
             permit.message_id.bytes: tag - permit.priority * 2.0**45
             for permit, tag in oracle.tags.items()

@@ -1,19 +1,16 @@
 -- Take permits from logs of sends in one shard, for a group, in order; give turns to those refused.
 --
 -- KEYS  1 epoch HASH
---       2... logs, ZSETs of permits; score: time of the send, ms
---       then their lines, in the same order, ZSETs of messages that were refused; score: when they
---       come back, ms
+--       2... per log four ZSETs: its permits, score: time of the send, ms; its line, messages that
+--       were refused, score: when they come back, ms; where it gives turns their order, and its clock
 --       then closings, STRINGs: until when a channel is closed, ms
---       then, per log whose line gives turns, two ZSETs: the order of those in line, and its clock
 -- ARGV  1 within, ms: how long after now a permit may be used
---       2 JSON list of three: the kinds of logs; per log, its kind (from 1); and per log, the index of
---         its order in KEYS (0: its line gives no turns). A kind: list of its limits as count, length
---         in ms, count, ...; list of its calendar limits, each count and bounds of periods in ms; most
---         permits in hand (0: any); name of its reach in the epoch
---       3 JSON list, per request: index of its closing in KEYS (0: none), priority, share, cost (one
---         permit's part of its share: larger for a smaller weight), 1-based indexes of its logs
---       4... permit id of each request: message id (16 bytes), then its attempt
+--       2 JSON of three lists. kinds, of logs: limits (count, length in ms, count, ...), calendars
+--         (count and bounds of periods in ms of each), most in hand (0: any), reach (its name in the
+--         epoch), longest limit in ms, gives_turns. logs: of each its kind (from 1). requests: closing
+--         (index in KEYS, 0: none), priority, share, cost (one permit's part of its share: larger for
+--         a smaller weight), logs (from 1)
+--       3... permit id of each request: message id (16 bytes), then its attempt
 -- Reply {'closed'}              the logs are not complete: rebuild first
 --       {'elsewhere'}           the calendar periods given do not hold the present
 --       or, per request, three integers: wait in ms (0: the permit is taken); what makes it wait:
@@ -60,8 +57,7 @@ end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local within = tonumber(ARGV[1])
-local described, wanted = cjson.decode(ARGV[2]), cjson.decode(ARGV[3])
-local kinds, logs = described[1], described[2]
+local call = cjson.decode(ARGV[2])
 local states = {}
 
 local function score_at(key, rank)
@@ -96,39 +92,39 @@ local function tidy(line, order)
   end
 end
 
-for log, number in ipairs(logs) do
-  local kind, order = kinds[number], described[3][log]
+for number, of in ipairs(call.logs) do
+  local kind, key = call.kinds[of], 4 * number - 2
   local state = {
-    index = 1 + log, limits = kind[1], calendars = kind[2], most = kind[3], kind = kind,
-    note = 1 + #logs + log, gives_turns = order > 0, order = KEYS[order], clock = KEYS[order + 1],
+    kind = kind, limits = kind.limits, calendars = kind.calendars, most = kind.most,
+    gives_turns = kind.gives_turns,
+    log = KEYS[key], line = KEYS[key + 1], order = KEYS[key + 2], clock = KEYS[key + 3],
     taken = {}, periods = {}, in_hand = 0, behind = 0, classes = {}, ends = {}}
-  state.line = KEYS[state.note]
-  state.empty = redis.call('EXISTS', KEYS[state.index]) == 0
+  state.empty = redis.call('EXISTS', state.log) == 0
   for index = 1, #state.limits, 2 do
     state.taken[index] = state.empty and 0 or redis.call(
-      'ZCOUNT', KEYS[state.index], '(' .. now - state.limits[index + 1], '+inf')
+      'ZCOUNT', state.log, '(' .. now - state.limits[index + 1], '+inf')
   end
-  for number, calendar in ipairs(state.calendars) do
+  for place, calendar in ipairs(state.calendars) do
     for index = 2, #calendar - 1 do
       if calendar[index] <= now and now < calendar[index + 1] then
-        state.periods[number] = {at = index, taken = state.empty and 0 or redis.call(
-          'ZCOUNT', KEYS[state.index], calendar[index], '+inf')}
+        state.periods[place] = {at = index, taken = state.empty and 0 or redis.call(
+          'ZCOUNT', state.log, calendar[index], '+inf')}
       end
     end
-    if not state.periods[number] then
+    if not state.periods[place] then
       return {'elsewhere'}
     end
   end
   if state.most > 0 then
     -- A permit that was settled in this very ms has a time that is rounded up.
-    state.in_hand = redis.call('ZCOUNT', KEYS[state.index], '(' .. now + 1, '+inf')
+    state.in_hand = redis.call('ZCOUNT', state.log, '(' .. now + 1, '+inf')
   end
   state.waited = redis.call('EXISTS', state.line) == 1
   state.waits = state.waited
   if state.gives_turns and state.waited then
     tidy(state.line, state.order)
   end
-  states[log] = state
+  states[number] = state
 end
 
 local function room_of(state)
@@ -156,7 +152,7 @@ local function turn_after(state, ahead, start)
     local rank = count - 1 - ahead % count
     local first = start
     if rank < taken then
-      first = math.max(start, math.min(score_at(KEYS[state.index], rank), now) + length)
+      first = math.max(start, math.min(score_at(state.log, rank), now) + length)
     end
     if state.gives_turns or taken >= count then
       later(first + math.ceil(math.floor(ahead / count) * length * slack), (index + 1) / 2)
@@ -277,7 +273,7 @@ end
 local function take(asks, id, priority, cost)
   for _, asked in ipairs(asks) do
     local state = asked.state
-    redis.call('ZADD', KEYS[state.index], now + within, id)
+    redis.call('ZADD', state.log, now + within, id)
     for limit, taken in pairs(state.taken) do
       state.taken[limit] = taken + 1
     end
@@ -325,12 +321,12 @@ end
 
 -- Remove a permit that a rebuild put there, so that its request is judged.
 local function forget_restored(state, id)
-  local at = redis.call('ZSCORE', KEYS[state.index], id)
+  local at = redis.call('ZSCORE', state.log, id)
   at = at and tonumber(at)
   if not at or at % 1 == 0 then
     return
   end
-  redis.call('ZREM', KEYS[state.index], id)
+  redis.call('ZREM', state.log, id)
   for index, taken in pairs(state.taken) do
     if at > now - state.limits[index + 1] then
       state.taken[index] = taken - 1
@@ -347,29 +343,29 @@ local function forget_restored(state, id)
 end
 
 local reply = {}
-for request, words in ipairs(wanted) do
-  local id = ARGV[3 + request]
+for number, request in ipairs(call.requests) do
+  local id = ARGV[2 + number]
   local member = string.sub(id, 1, 16)
-  local closed, priority, cost = closed_until(words[1]), words[2], words[4]
+  local closed, priority, cost = closed_until(request.closing), request.priority, request.cost
   local asks, at, binding, limit = {}, closed, nil, nil
-  for index = 5, #words do
-    local state = states[words[index]]
+  for _, log in ipairs(request.logs) do
+    local state = states[log]
     if not state.empty then
       forget_restored(state, id)
     end
-    local asked = {state = state, log = words[index]}
+    local asked = {state = state, log = log}
     local room = closed == now and room_of(state) or 0
     if state.gives_turns then
-      asked.place, asked.last = place_of(state, member, priority, words[3])
+      asked.place, asked.last = place_of(state, member, priority, request.share)
       if room > 0 and state.waits then
-        room = room - called_before(state, member, asked.place, -priority * CLASS, words[3])
+        room = room - called_before(state, member, asked.place, -priority * CLASS, request.share)
       end
     end
     asked.is_refused = room <= 0
     asks[#asks + 1] = asked
   end
   local state = asks[1] and asks[1].state
-  if state and not state.empty and redis.call('ZSCORE', KEYS[state.index], id) then
+  if state and not state.empty and redis.call('ZSCORE', state.log, id) then
     at = now
   else
     for _, asked in ipairs(asks) do
@@ -413,20 +409,12 @@ end
 -- Other processes may have longer limits on the same log: it reaches as far back as the epoch says.
 local reaches = {}
 local function reach_of(kind)
-  if reaches[kind] then
-    return reaches[kind]
+  local reach = reaches[kind]
+  if not reach then
+    reach = tonumber(redis.call('HGET', KEYS[1], 'reach:' .. kind.reach)) or 0
+    reaches[kind] = math.max(reach, kind.longest)
   end
-  local reach = tonumber(redis.call('HGET', KEYS[1], 'reach:' .. kind[4])) or 0
-  for index = 2, #kind[1], 2 do
-    reach = math.max(reach, kind[1][index])
-  end
-  for _, calendar in ipairs(kind[2]) do
-    for index = 2, #calendar - 1 do
-      reach = math.max(reach, calendar[index + 1] - calendar[index])
-    end
-  end
-  reaches[kind] = reach
-  return reach
+  return reaches[kind]
 end
 
 -- Note how far the classes and the shares of a line have come; nothing where nobody waits.
@@ -457,11 +445,11 @@ for _, state in ipairs(states) do
   end
   if state.touched then
     if not state.was_empty then
-      redis.call('ZREMRANGEBYSCORE', KEYS[state.index], '-inf', now - reach_of(state.kind))
+      redis.call('ZREMRANGEBYSCORE', state.log, '-inf', now - reach_of(state.kind))
     end
     -- A request of another claim may have had more time: its permit counts longer than this one.
-    local last = score_at(KEYS[state.index], 0)
-    redis.call('PEXPIREAT', KEYS[state.index], last + reach_of(state.kind))
+    local last = score_at(state.log, 0)
+    redis.call('PEXPIREAT', state.log, last + reach_of(state.kind))
   end
 end
 return reply
