@@ -93,17 +93,23 @@ class _Address(_In):
     recipient: str
 
 
-class NewMessage(_Times, MessageChange, _Address):
-    """A message to accept. The fields are those of `Dispatcher.submit`."""
+class _Delivery(MessageChange):
+    """What a message and each occurrence of a series may have."""
 
     scope: str | None = None
     scopes: dict[str, str] | None = None
     quiet_hours: str | None = None
     send_window: str | None = None
     on_unknown: OnUnknown | None = None
-    status_url: str | None = None
+    expire_after_seconds: Seconds | None = None
     campaign: str | None = None
     quotas: Literal["none"] | None = None
+
+
+class NewMessage(_Delivery, _Times, _Address):
+    """A message to accept. The fields are those of `Dispatcher.submit`."""
+
+    status_url: str | None = None
     event: str | None = None
     offset: Annotated[str | None, Field(examples=["-24 hours", "-1 day"])] = None
     event_at: str | None = None
@@ -411,12 +417,9 @@ class SeriesRecipient(_In):
     data: Json | None = None
 
 
-class _SeriesFields(_In):
-    recipient: str | None = None
+class _SeriesFields(_Delivery):
     recipients: list[str | SeriesRecipient] | str | None = None
     start: str | None = None
-    until: str | None = None
-    count: Annotated[int, Field(strict=True)] | None = None
     zone: Annotated[str | None, Field(examples=["Europe/Berlin", "local"])] = None
     gap: Gap | None = None
     repeat: Repeat | None = None
@@ -424,33 +427,27 @@ class _SeriesFields(_In):
     conflict: Literal["shift", "skip", "refuse"] | None = None
     window_seconds: Seconds | None = None
     missed: Literal["all", "last", "none"] | None = None
-    body: Json | None = None
-    template: str | None = None
-    data: Json | None = None
-    scope: str | None = None
-    scopes: dict[str, str] | None = None
-    quiet_hours: str | None = None
-    send_window: str | None = None
-    on_unknown: OnUnknown | None = None
-    expire_after_seconds: Seconds | None = None
+
+
+class _SeriesGiven(_SeriesFields):
+    recipient: str | None = None
+    until: str | None = None
+    count: Annotated[int, Field(strict=True)] | None = None
     status_url: str | None = None
-    campaign: str | None = None
-    priority: Priority | None = None
-    quotas: Literal["none"] | None = None
 
     def fields(self) -> dict[str, Any]:
         """Return what was given."""
         return _as_lengths(self.model_dump(exclude_unset=True))
 
 
-class SeriesIn(_SeriesFields):
+class SeriesIn(_SeriesGiven):
     """Messages that repeat by a rule. The fields are those of `Dispatcher.series.add`."""
 
     rule: Annotated[str, Field(examples=["FREQ=DAILY;BYHOUR=9", "0 9 * * *"])]
     channel: str
 
 
-class SeriesChange(_SeriesFields):
+class SeriesChange(_SeriesGiven):
     """What is to be other from `since` on, by default for all that is to come."""
 
     since: str | None = None
@@ -465,7 +462,7 @@ class SkippedOut(Out):
     reason: str
 
 
-class SeriesOut(Out):
+class SeriesOut(_SeriesFields, Out):
     """A series. `start` is a wall time of `zone`; until `booked_until` its messages are booked.
 
     `body` and `data` need the right `bodies:read`, `recipients` and `scope` need `recipients:read`.
@@ -473,46 +470,24 @@ class SeriesOut(Out):
 
     name: str
     rule: str
-    start: str
-    zone: str
-    gap: Gap
-    repeat: Repeat
-    recipients: list[tuple[str, str | None, Json | None]] | str | None = None
-    spread_seconds: float | None
-    conflict: str
-    window_seconds: float | None
-    missed: str
-    booked_until: str | None
-    skipped: list[SkippedOut]
     channel: str
-    body: Json | None = None
-    template: str | None
-    data: Json | None = None
-    scope: str | None = None
-    scopes: dict[str, str] | None
-    quiet_hours: str | None
-    send_window: str | None
-    on_unknown: OnUnknown | None
-    expire_after_seconds: float | None
-    campaign: str | None
-    priority: int | None
-    quotas: str | None
+    booked_until: datetime | None
+    skipped: list[SkippedOut]
 
     @classmethod
     def of(cls, series: Series, caller: Caller) -> Self:
-        hidden = {"status_url"}
+        hidden = set[str]()
         if Right.RECIPIENTS_READ not in caller.rights:
             hidden |= {"recipients", "scope"}
         if Right.BODIES_READ not in caller.rights:
             hidden |= {"body", "data"}
-        shown = series.model_dump(mode="json", exclude=hidden)
-        for length in ("spread", "window", "expire_after"):
-            del shown[length]
-            value = getattr(series, length)
-            shown[f"{length}{_SECONDS}"] = value and value.total_seconds()
-        shown["skipped"] = [one._asdict() for one in series.skipped]
-        if isinstance(shown.get("recipients"), list) and "body" in hidden:
-            shown["recipients"] = [(who, zone, None) for who, zone, _ in shown["recipients"]]
+        shown = _fields_of(series, cls.model_fields.keys() - hidden)
+        shown["start"] = series.start.isoformat()
+        if not isinstance(shown.get("recipients", ""), str):
+            shown["recipients"] = [
+                {name: value for name, value in who._asdict().items() if name not in hidden}
+                for who in shown["recipients"]
+            ]
         return cls(**shown)
 
 

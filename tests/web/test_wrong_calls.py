@@ -24,9 +24,9 @@ pytestmark = ON_SQLITE
 
 JSON = {"Content-Type": "application/json"}
 ONE_OF = (
-    "one of channel, recipient, body, template, data, priority, send_at, send_in_seconds, zone, "
-    "fold, on_conflict, latest, expires_at, expire_after_seconds, scope, scopes, quiet_hours, "
-    "send_window, on_unknown, status_url, campaign, quotas, event, offset, event_at"
+    "one of channel, recipient, send_at, send_in_seconds, zone, fold, on_conflict, latest, "
+    "expires_at, expire_after_seconds, body, template, data, priority, scope, scopes, "
+    "quiet_hours, send_window, on_unknown, campaign, quotas, status_url, event, offset, event_at"
 )
 NAMES = {"kind": "recipient", "scope": "ada", "recipient": "ada", "name": "ada"}
 
