@@ -313,7 +313,7 @@ def test_a_series_is_added_changed_paused_and_removed(
         ((), "--recipients: "),
         (("--to", "ada"), "body: "),
         (("--to", "ada", "--text", "x", "--body", "{}"), "--body: "),
-        (("--to", "ada", "--text", "x", "--times", "0"), "COUNT"),
+        (("--to", "ada", "--text", "x", "--times", "0"), "--times: 0"),
         (("--to", "ada", "--text", "x", "--until", "soon"), "--until: "),
         (("--to", "ada", "--text", "x", "--spread", "wide"), "--spread: "),
         (("--to", "ada", "--text", "x", "--recipients", "members"), "--recipients: a list"),
