@@ -11,8 +11,10 @@ from celery.schedules import crontab, schedule
 from dispatcher.errors import InvalidValue, kind_of
 
 _DAYS = ("SU", "MO", "TU", "WE", "TH", "FR", "SA")
-_PARTS = (("BYMONTH", "month_of_year", 12), ("BYMONTHDAY", "day_of_month", 31),
-          ("BYDAY", "day_of_week", 7))  # fmt: skip
+_PARTS = (
+    ("BYMONTH", "month_of_year", 12), ("BYMONTHDAY", "day_of_month", 31),
+    ("BYDAY", "day_of_week", 7), ("BYHOUR", "hour", 24),
+)  # fmt: skip
 
 
 def beat_rules(entries: Mapping[str, Any] | Iterable[Any]) -> dict[str, tuple[str, str]]:
@@ -30,22 +32,16 @@ def beat_rules(entries: Mapping[str, Any] | Iterable[Any]) -> dict[str, tuple[st
 def _rule(name: str, when: Any) -> tuple[str, str]:
     is_crontab, is_interval = isinstance(when, crontab), type(when) is schedule
     if is_crontab:
-        is_hourly = len(when.hour) == 24  # noqa: PLR2004 - hours of a day
-        rule = "FREQ=HOURLY" if is_hourly else f"FREQ=DAILY;BYHOUR={_text(when.hour)}"
-        rule += f";BYMINUTE={_text(when.minute)};BYSECOND=0"
-        for part, of, most in _PARTS:
-            values = sorted(getattr(when, of))
-            if len(values) < most:
-                shown = [_DAYS[day] for day in values] if part == "BYDAY" else values
-                rule += f";{part}={','.join(map(str, shown))}"
-        return rule, str(when.tz)
+        rule = f"BYMINUTE={','.join(map(str, sorted(when.minute)))};BYSECOND=0"
+        for part, field, number in _PARTS:
+            values = sorted(getattr(when, field))
+            if len(values) < number:
+                shown = [_DAYS[day] for day in values] if part == "BYDAY" else map(str, values)
+                rule = f"{part}={','.join(shown)};{rule}"
+        return f"FREQ={'DAILY' if 'BYHOUR' in rule else 'HOURLY'};{rule}", str(when.tz)
     every = when.run_every if is_interval else when
     seconds = every.total_seconds() if isinstance(every, timedelta) else every
     if not isinstance(seconds, int | float) or seconds < 1 or seconds % 1:
         accepted = "a crontab, or an interval of whole seconds"
         raise InvalidValue("schedule", f"{name} has {kind_of(when)}", accepted)
     return f"FREQ=SECONDLY;INTERVAL={int(seconds)}", "UTC"
-
-
-def _text(values: Iterable[int]) -> str:
-    return ",".join(map(str, sorted(values)))

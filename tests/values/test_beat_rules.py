@@ -5,8 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
+from celery import Celery
 from celery.schedules import crontab, schedule
 
 from dispatcher import InvalidValue
@@ -17,6 +19,7 @@ from dispatcher.times.send_time import from_ms, to_ms
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
+@pytest.mark.parametrize("timezone", ["UTC", "America/New_York"])
 @pytest.mark.parametrize(
     "parts",
     [
@@ -28,16 +31,19 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
         {"minute": "30", "hour": "12", "month_of_year": "*/3", "day_of_month": "2,15"},
     ],
 )
-def test_a_crontab_means_the_same_instants(parts: dict[str, Any]) -> None:
+def test_a_crontab_means_the_same_instants(parts: dict[str, Any], timezone: str) -> None:
     """Also where days of the month and of the week are given: Celery wants both to fit."""
-    when = crontab(**parts)
-    times, at = list[datetime](), START - timedelta(minutes=1)
+    app = Celery(set_as_current=False, timezone=timezone)
+    when = crontab(**parts, app=app)
+    start = START.replace(tzinfo=ZoneInfo(timezone))
+    times, at = list[datetime](), start - timedelta(minutes=1)
     while len(times) < 50:
         last, delta, _ = when.remaining_delta(at)
         times.append(at := last + delta)
     [(rule, zone)] = beat_rules({"task": {"schedule": when}}).values()
+    assert zone == timezone
     read = Recurrence.parse(rule, start=START.replace(tzinfo=None))
-    assert [from_ms(one.at_ms) for one in read.following(zone, to_ms(START), 50)] == times
+    assert [from_ms(one.at_ms) for one in read.following(zone, to_ms(start), 50)] == times
 
 
 def test_an_hourly_crontab_goes_by_elapsed_time() -> None:
