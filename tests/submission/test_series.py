@@ -21,6 +21,7 @@ from dispatcher import (
     StoreUnavailable,
 )
 from dispatcher.faults import InjectedFault, arm
+from dispatcher.store.database import Database
 from tests.support.examples import examples
 from tests.support.house import FAR, House, let_graces_pass
 from tests.support.house_fixtures import Build, on_postgresql, on_sqlite
@@ -333,16 +334,22 @@ def test_a_change_after_a_pass_that_died_leaves_one_of_each(build: Build) -> Non
     assert [message.body for message in booked(house)] == [{"new": True}] * 35
 
 
-def test_a_paused_series_keeps_its_places_and_misses_what_passes(build: Build) -> None:
+@pytest.mark.parametrize(("missed", "cancelled"), [("all", 0), ("last", 2 * 2), ("none", 2 * 3)])
+def test_a_paused_series_keeps_its_places_and_misses_what_passes(
+    build: Build, missed: str, cancelled: int
+) -> None:
     house = build(quotas=ROOMY)
-    add(house, missed="none")
+    add(house, missed=missed, recipients=["ada", "bob"])
     book(house)
     series = house.parts.series_list
     series.pause("daily")
     assert {pause.name for pause in house.dispatcher.pauses()} == {"series:daily"}
     house.moved.advance(3 * DAY)
-    assert (series.resume("daily"), series.resume("daily")) == (3, 0)
-    assert len(booked(house)) == 32
+    assert (series.resume("daily"), series.resume("daily")) == (cancelled, 0)
+    left = booked(house)
+    assert len(left) == 2 * 35 - cancelled
+    late = [message.send_at for message in left if message.send_at < house.clock.now()]
+    assert late == [FAR.replace(hour=9) + day * DAY for day in (1, 2, 3) for _ in "ab"][cancelled:]
     assert house.dispatcher.pauses() == ()
 
 
@@ -381,6 +388,25 @@ def test_each_recipient_has_its_own_zone_spread_and_data(build: Build) -> None:
 
 
 @on_sqlite
+def test_a_named_list_is_booked_no_further_than_cancelled_messages_are_known(build: Build) -> None:
+    house = build(quotas=ROOMY, series_recipients={"members": NAMED}, retention="10 days")
+    MEMBERS[:] = ["ada"]
+    add(house, recipients="members")
+    assert book(house) == 10
+    house.dispatcher.cancel(booked(house)[0].id)
+    assert [book(house, later=DAY) for _ in range(3)] == [1, 1, 1]
+
+
+@on_sqlite
+def test_a_named_list_is_read_before_its_times_are_due(build: Build) -> None:
+    house = build(quotas=ROOMY, series_recipients={"members": NAMED}, book_ahead="12 hours")
+    MEMBERS[:] = ["ada"]
+    add(house, recipients="members")
+    assert sum(book(house, later=6 * HOUR) for _ in range(8)) == 2
+    assert all(message.created_at < message.send_at for message in booked(house))
+
+
+@on_sqlite
 def test_what_is_no_recipient_keeps_no_other_one_waiting(
     build: Build, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -412,6 +438,17 @@ def test_conflicts(build: Build, conflict: str, number: int, skipped: int) -> No
     assert [(one.nominal, one.reason) for one in left] == [
         ("2100-01-04T09:00", "QuotaExceeded 1/hour")
     ] * skipped
+
+
+@on_sqlite
+def test_a_series_tells_the_last_of_what_it_skipped(build: Build) -> None:
+    house = build(quotas="1/hour")
+    for day in range(1, 26):
+        house.submit(send_at=FAR.replace(hour=9) + day * DAY, recipient="ada")
+    add(house)
+    assert book(house) == 10
+    skipped = [one.nominal for one in house.parts.series_list.get("daily").skipped]
+    assert skipped == [f"2100-01-{day:02}T09:00" for day in range(7, 27)]
 
 
 def test_none_of_many_at_one_minute_is_lost(build: Build) -> None:
@@ -487,6 +524,26 @@ def test_no_other_pass_takes_a_series_that_takes_long(
     monkeypatch.setattr(house.parts.messages, "with_keys", slow)
     assert book(house) == 3_500
     assert taken == []
+
+
+def test_a_call_whose_answer_was_lost_has_done_it_once(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each statement runs again then; a removal that did not see its end would leave the pause."""
+    house = build(quotas=ROOMY)
+    run = Database.run
+
+    def twice(self: Database, work: Any, **more: Any) -> Any:
+        run(self, work, **more)
+        return run(self, work, **more)
+
+    monkeypatch.setattr(Database, "run", twice)
+    first = add(house)
+    changed = house.parts.series_list.change("daily", {"campaign": "x"}, None)
+    assert changed == first.model_copy(update={"campaign": "x"})
+    house.parts.series_list.pause("daily")
+    assert house.parts.series_list.remove("daily") == 0
+    assert house.dispatcher.pauses() == ()
 
 
 @on_sqlite
