@@ -269,7 +269,7 @@ class SeriesList:
     def _replace(self, row: SeriesRow, definition: Mapping[str, Any], since: datetime) -> SeriesRow:
         """Give a series another definition, by which it is booked from a nominal time on."""
         self._cancel_replaced(row)  # what a change has left that died
-        definition = {**definition, "replaced_from": since.isoformat()}
+        definition = {**definition, "booked_from": since.isoformat(), "replaces": True}
         changed = SeriesRow(row.name, token_hex(6), definition, since, self.clock.now())
         if not self.series_rows.change(row.token, changed):
             raise StoreUnavailable("another call has changed the series", remedy="try again")
@@ -280,7 +280,7 @@ class SeriesList:
 
         This stops where another call changes the series: what it would read may be new.
         """
-        if "replaced_from" not in row.definition:
+        if "replaces" not in row.definition:
             return 0
         cancelled = 0
         because = "its series was removed" if row.is_removed else "its series was changed"
@@ -398,7 +398,8 @@ class SeriesList:
             # A pass at that very instant books it: ``until`` lies behind what is booked.
             due_at = min(coming) - (until - now) + MILLISECOND if coming else None
         kept = (*series.skipped, *skipped)[-_MOST_SKIPPED:]
-        definition = {**series.definition, "skipped": kept}
+        definition = {**row.definition, "skipped": kept}
+        definition.pop("replaces", None)
         return row._replace(
             booked_until=max(until, row.booked_until), due_at=due_at, definition=definition
         )
@@ -420,6 +421,8 @@ class SeriesList:
         since, until = row.booked_until, self._until(series, now)
         if isinstance(series.recipients, str):
             since = min(since, now)
+            if "booked_from" in row.definition:  # those before have keys of an earlier token
+                since = max(since, datetime.fromisoformat(row.definition["booked_from"]))
         since = max(since, now - self.settings.series_catch_up)
         recurrence, spans = series.recurrence, dict[str, list[Occurrence]]()
         for who in self._recipients(series):
@@ -599,7 +602,7 @@ def _is_replaced(message: Message, row: SeriesRow) -> bool:
     nominal, zone = datetime.fromisoformat(key.split(":", 2)[2]), known_zone(message.zone)
     if nominal.tzinfo is None:
         nominal = message.send_at if zone is None else nominal.replace(tzinfo=rules(zone))
-    return nominal >= datetime.fromisoformat(row.definition["replaced_from"])
+    return nominal >= datetime.fromisoformat(row.definition["booked_from"])
 
 
 def _digest(text: str) -> str:

@@ -287,9 +287,11 @@ def test_a_late_removal_leaves_a_new_series_of_that_name(
     assert len(house.dispatcher.pauses()) == 1
 
 
-def test_a_change_from_a_day_on_leaves_those_before(build: Build) -> None:
-    house = build(quotas=ROOMY)
-    add(house)
+@pytest.mark.parametrize("recipients", [["ada"], "members"])
+def test_a_change_from_a_day_on_leaves_those_before(build: Build, recipients: Any) -> None:
+    house = build(quotas=ROOMY, series_recipients={"members": NAMED}, retention="60 days")
+    MEMBERS[:] = ["ada"]
+    add(house, recipients=recipients)
     book(house)
     house.parts.series_list.change("daily", {"rule": "FREQ=DAILY;BYHOUR=18"}, FAR + 10 * DAY)
     book(house)
