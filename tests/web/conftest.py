@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
+from anyio.from_thread import start_blocking_portal
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
@@ -36,6 +37,14 @@ def _route(path: str, **named: Any) -> CallRoute:
 
 
 vars(sys.modules["dispatcher.web.api"])["CallRoute"] = _route
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_loop() -> Iterator[None]:
+    """Let clients share a loop; else each of their calls starts a thread with one of its own."""
+    with start_blocking_portal() as portal, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TestClient, "portal", portal)
+        yield
 
 
 def bearer(house: House, name: str = "shop", **fields: Any) -> dict[str, str]:
