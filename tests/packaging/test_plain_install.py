@@ -126,14 +126,9 @@ def test_each_pinned_version_takes_the_oldest_python_that_is_promised() -> None:
     assert not too_new
 
 
-@pytest.mark.parametrize(
-    ("extras", "modules"),
-    [((), PLAIN), pytest.param(("worker",), COMMANDS, marks=pytest.mark.long)],
-)
-def test_redis_as_the_broker_needs_no_extra(
-    extras: tuple[str, ...], modules: tuple[str, ...]
-) -> None:
-    done = _run_with(extras, f"import {', '.join(modules)}")
+@pytest.mark.long
+def test_redis_as_the_broker_needs_no_other_extra_for_commands() -> None:
+    done = _run_with(["worker"], f"import {', '.join(COMMANDS)}")
     assert done.returncode == 0, done.stderr
 
 
@@ -158,10 +153,12 @@ def test_a_command_without_its_extra_names_it(line: str) -> None:
 
 
 @on_sqlite
-def test_a_plain_installation_submits(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plain_installation_submits_and_has_all_for_a_worker_on_redis(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in house.settings.environment().items():
         monkeypatch.setenv(name, value)
-    done = _run_with((), _SUBMIT)
+    done = _run_with((), f"{_SUBMIT}\nimport {', '.join(PLAIN)}")
     assert done.returncode == 0, done.stderr
     [reserved] = house.members("ada")
     assert done.stdout.split() == [str(reserved), "scheduled"]
