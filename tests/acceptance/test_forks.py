@@ -20,10 +20,11 @@ from dispatcher.client import app_of, for_pages
 from dispatcher.limiters import parse
 from dispatcher.message import new_id
 from dispatcher.web.bounds import Threads
+from tests.support.examples import examples
 from tests.support.house import BODY, BROKER_DB, House
 from tests.support.servers import RedisServer
 
-CHILDREN, SUBMITS = 4, 150
+CHILDREN, SUBMITS = 4, examples(150)
 HOUR = timedelta(hours=1)
 BUSY = {"sqlite": "SELECT 1", "postgresql": "SELECT pg_sleep(0.5)", "mysql": "SELECT SLEEP(0.5)"}
 """Statements that keep a connection of the parent waiting for its answer.

@@ -19,6 +19,7 @@ from dispatcher.times.clock import SystemClock
 from tests.docs.pages import blocks, page
 from tests.support.callers import callers_engine
 from tests.support.environment import ROOT, broker_on
+from tests.support.examples import a_third_of
 from tests.support.house_fixtures import Build
 from tests.support.processes import pytest_in, ran
 from tests.support.servers import RedisServer
@@ -143,7 +144,7 @@ def test_an_order_and_its_reminder_commit_together(
     assert house.reservations() == house.all_members()
 
 
-@pytest.mark.parametrize("name", ["testing", "who-goes-first", "series"])
+@pytest.mark.parametrize("name", a_third_of(["testing", "who-goes-first", "series"]))
 def test_the_tests_of_the_page_pass(name: str, tmp_path: Path) -> None:
     text = page(f"docs/{name}.md")
     shown = blocks(text, "python")

@@ -81,14 +81,11 @@ def test_a_large_window_answers_as_the_rule_says(redis_session: RedisServer, pla
 
 @pytest.mark.parametrize(
     ("verb", "room", "both"),
-    [
-        ("shift", 20_000, True),
-        ("shift", 0, False),
-        ("slot", 0, False),
-        ("push", 0, True),
-        ("many", 20_000, False),
-    ],
-)
+    a_third_of([pytest.param(*case) for case in (
+        ("shift", 20_000, True), ("shift", 0, False), ("push", 0, True),
+        ("slot", 0, False), ("many", 20_000, False),
+    )]),
+)  # fmt: skip
 def test_a_booking_too_long_for_one_call_is_held_and_checked(
     redis_session: RedisServer, verb: str, room: int, both: bool
 ) -> None:

@@ -14,7 +14,7 @@ from dispatcher import Draft, Message, PermanentFailure, QuietHours, QuotaExceed
 from dispatcher.errors import DispatcherError
 from dispatcher.message import Rejection
 from dispatcher.testing import MemoryDispatcher
-from tests.support.examples import examples
+from tests.support.examples import a_third_of, examples
 from tests.support.reserving import little_at_once
 
 START = datetime(2026, 11, 23, 12, tzinfo=UTC)
@@ -161,7 +161,7 @@ FULL_DAYS = [wish(24 * day + hour) for day in range(7) for hour in (4, 5)]
 property_test = settings(deadline=None, database=None, max_examples=examples(90))
 
 
-@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize("shards", a_third_of([1, 4]))
 @property_test
 @given(quotas=st.sampled_from(QUOTAS), history=st.lists(calls, min_size=2, max_size=8))
 @example("2/day in UTC", [("submit", [*FULL_DAYS, wish(1), wish(172), wish(173)])])
