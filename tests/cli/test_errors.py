@@ -227,6 +227,7 @@ def test_an_output_that_takes_no_more_is_one_sentence() -> None:
     assert said.startswith("error: cannot write to standard output (No space left on device)")
 
 
+@pytest.mark.long
 def test_closed_streams_stop_no_command(house: House) -> None:
     command = f"exec {sys.executable} -m dispatcher keys add shop >&- 2>&- <&-"
     done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, check=False)

@@ -510,6 +510,7 @@ def test_a_file_that_is_there_is_left_alone(
     assert path.read_text(encoding="utf-8") == "mine"
 
 
+@pytest.mark.long
 def test_a_reader_that_stops_is_no_error(house: House, stored: list[Message]) -> None:
     house.store_copy(stored[0], rows=400)
     command = [sys.executable, "-m", "dispatcher", "export", "--bodies"]

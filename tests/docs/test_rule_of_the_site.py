@@ -20,7 +20,7 @@ from dispatcher.scope import own_scope
 from dispatcher.times.quiet_hours import Hours
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.browser import chromium
-from tests.support.examples import a_third_of, examples
+from tests.support.examples import examples
 from tests.support.reserving import Reserving, reserve
 
 RULE = Path(__file__).parents[2] / "docs/assets/rule.js"
@@ -108,7 +108,8 @@ class Scene:
         return found
 
 
-@pytest.mark.parametrize("seed", a_third_of(range(2)))
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2))
 def test_the_rule_of_the_site_answers_as_the_windows_do(
     seed: int, opened: Callable[..., Reserving]
 ) -> None:

@@ -16,7 +16,7 @@ from starlette.staticfiles import StaticFiles
 
 from tests.support.browser import Tab, chromium, served
 
-pytestmark = pytest.mark.long  # test_rule_of_the_site.py tries the rule of its page, too
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[2]
 SCREEN = {"width": 1280, "height": 800}
 _STICKS_OUT = """() => {

@@ -148,6 +148,7 @@ def test_a_channel_that_cannot_work_stops_an_environment_before_anything_starts(
     assert not (tmp_path / "x" / "dispatcher.db").exists()
 
 
+@pytest.mark.long
 def test_files_of_embedded_are_private_whatever_the_umask(tmp_path: Path) -> None:
     data = tmp_path / "data"
 

@@ -122,6 +122,7 @@ def test_a_limiter_goes_by_the_time_of_the_test(memory: MemoryDispatcher) -> Non
     assert travel.now == START + timedelta(days=1, minutes=1)
 
 
+@pytest.mark.long
 def test_a_run_chooses_its_database(tmp_path: Path, postgres: Any, postgres_name: str) -> None:
     url = postgres.url(postgres_name)
     (tmp_path / "test_it.py").write_text("""
