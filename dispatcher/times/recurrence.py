@@ -1,13 +1,17 @@
-"""Rules of repetition, RFC 5545 or cron, and the instants that they mean in a zone.
+"""Rules of repetition, in the words of RFC 5545 or of cron, and their instants in a zone.
 
-YEARLY to DAILY go by the clocks on the wall; ``dateutil`` finds their days. It is asked from the
-last period before the wanted time, so that a rule costs the same far from its start, and near the
-end of its calendar, so that a search ends: days repeat themselves every 400 years. HOURLY, MINUTELY
-and SECONDLY go by elapsed time from the start's instant, and their BY parts judge what the clocks
-show at an instant; the hours of an HOURLY that names minutes begin with the hour of its start.
+YEARLY, MONTHLY, WEEKLY and DAILY go by the clocks on the wall. ``dateutil`` finds their days. It
+begins with the last period before the time asked for, so that a rule costs the same long after its
+start; with a COUNT it begins at the start. It would search until the year 9999 for a rule that
+never fires. So it is asked about the same days near that year: the calendar repeats every 400
+years.
 
-Cron goes by the clocks, or by elapsed time where its hours are ``*``. Where days of the month and
-of the week are both restricted either suffices.
+HOURLY, MINUTELY and SECONDLY go by elapsed time since the instant of their start. Their BY parts
+are compared with what the clocks show at an instant. An HOURLY rule with BYMINUTE counts its hours
+from the full hour before its start.
+
+Cron goes by the clocks, but by elapsed time where its hours are ``*``. Where it names days of the
+month and of the week, a day needs to be one of the two.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from datetime import UTC, date, datetime, time, timedelta, timezone
 from functools import lru_cache
 from heapq import merge
 from itertools import islice, takewhile
-from typing import Literal, NamedTuple, Self, get_args
+from typing import Literal, NamedTuple, Self
 from zoneinfo import ZoneInfo
 
 from dateutil.rrule import rrulestr
@@ -110,9 +114,6 @@ class Recurrence:
     repeat: Repeat = "first"
 
     def __post_init__(self) -> None:
-        for field, known in (("gap", get_args(Gap)), ("repeat", get_args(Repeat))):
-            if (value := getattr(self, field)) not in known:
-                raise InvalidValue(field, quoted(value), f"one of {', '.join(known)}")
         at, accepted = self.start, "a wall time in whole seconds, of the years 1970 to 9000"
         if not isinstance(at, datetime) or at.tzinfo or at.microsecond or at.year not in _YEARS:
             raise InvalidValue("start", quoted(at), accepted)
@@ -131,8 +132,8 @@ class Recurrence:
         """Read an RRULE, lines of RRULE, RDATE and EXDATE, or cron. Raises InvalidValue.
 
         ``until`` (naive: a wall time) and ``count`` are for a rule that has neither UNTIL nor
-        COUNT. Where a rule goes by wall times, COUNT becomes the UNTIL of its last one; skipped and
-        excluded ones count. A rule that never fires is refused.
+        COUNT. COUNT counts from the start, also what is skipped or excluded. A rule that never
+        fires is refused.
         """
         cls("", start, gap, repeat)
         if not isinstance(text, str) or len(text) > MAX_TEXT:
@@ -150,7 +151,7 @@ class Recurrence:
         read, _, _, besides = _read(plain(text), start, ends)
         if ends and not read:
             raise _refusal("names dates alone, which no until or count ends")
-        rules = [_line(parts, start) for parts in read]
+        rules = [_line(parts) for parts in read]
         for rule in rules:
             alone = "\n".join([rule, *(line for line in besides if line[0] == "E")])
             # Where clocks are furthest ahead, an UNTIL in UTC comes last.
@@ -237,7 +238,8 @@ class Recurrence:
 def _walls(parts: _Parts, start: datetime, span: tuple[int, int]) -> Iterator[datetime]:
     """Yield the wall times of a rule in a span and a day around it, from the start on."""
     begin, end = (_utc(ms).replace(tzinfo=None) for ms in (span[0] - DAY_MS, span[1] + DAY_MS))
-    begin, until = max(begin, start), datetime.fromisoformat(parts.get("UNTIL", "9999-12-31"))
+    begin = start if "COUNT" in parts else max(begin, start)
+    until = datetime.fromisoformat(parts.get("UNTIL", "9999-12-31"))
     end = end if until.tzinfo else min(end, until)
     freq, every = parts["FREQ"], int(parts.get("INTERVAL", "1"))
     if freq in {"YEARLY", "MONTHLY"}:
@@ -372,13 +374,7 @@ def _value(name: str, text: str, freq: str) -> str:
     return ",".join(map(str, sorted(numbers)))
 
 
-def _line(parts: _Parts, start: datetime) -> str:
-    """Write a rule; COUNT, where it counts wall times, becomes the UNTIL of the last one."""
-    parts = dict(parts)
-    if "COUNT" in parts and parts["FREQ"] not in _ELAPSED_MS:
-        walls = _walls(parts, start, (_ms(start), _ms(start) + _CENTURY_MS))
-        last = max(islice(walls, int(parts.pop("COUNT"))), default=start)
-        parts["UNTIL"] = f"{last:%Y%m%dT%H%M%S}"
+def _line(parts: _Parts) -> str:
     names = (name for name in (*_FORMS, *_RANGES) if name in parts)
     return "RRULE:" + ";".join(f"{name}={parts[name]}" for name in names)
 

@@ -103,7 +103,7 @@ def test_bad_calls(build: Build, call: str, arguments: Any, field: str) -> None:
     with pytest.raises(InvalidValue) as refused:
         getattr(series, call)(*([] if given else arguments), **given)
     assert refused.value.field == field
-    assert series.get("daily").rule.startswith("RRULE:FREQ=DAILY;UNTIL=")
+    assert series.get("daily").rule.startswith("RRULE:FREQ=DAILY;COUNT=3")
 
 
 def test_every_call_can_be_awaited(build: Build) -> None:

@@ -307,7 +307,7 @@ MONDAYS = f"RRULE:FREQ=WEEKLY;BYDAY=MO;BYHOUR=2;{HALF_PAST}"
         ("freq=yearly;byweekno=9", f"RRULE:FREQ=YEARLY;BYDAY=MO;BYWEEKNO=9;BYHOUR=2;{HALF_PAST}"),
         (
             "FREQ=MONTHLY;COUNT=2",
-            f"RRULE:FREQ=MONTHLY;UNTIL=20260205T023000;BYMONTHDAY=5;BYHOUR=2;{HALF_PAST}",
+            f"RRULE:FREQ=MONTHLY;COUNT=2;BYMONTHDAY=5;BYHOUR=2;{HALF_PAST}",
         ),
         (
             "COUNT=2;FREQ=MINUTELY;BYHOUR=+3,02,3;INTERVAL=9",
@@ -388,8 +388,6 @@ def test_refused_rules(text: str, problem: str) -> None:
         ("FREQ=DAILY", {"count": 0}, "count: 0"),
         ("0 0 1 * 1", {"count": 5}, "rule: has 2 rules"),
         ("RDATE:20300101T090000", {"count": 5}, "rule: names dates alone"),
-        ("FREQ=DAILY", {"gap": "later"}, "gap: 'later'"),
-        ("FREQ=DAILY", {"repeat": None}, "repeat: None"),
         ("FREQ=DAILY", {"start": START.replace(tzinfo=UTC)}, "start: "),
         ("FREQ=DAILY", {"start": START.replace(microsecond=1)}, "start: "),
         ("FREQ=DAILY", {"start": START.replace(year=1969)}, "start: "),
@@ -436,7 +434,6 @@ def test_hostile_text_raises_nothing_but_a_refusal(text: str, start: datetime, a
     "text",
     [
         "FREQ=DAILY",
-        "FREQ=DAILY;COUNT=9999",
         "FREQ=WEEKLY",
         "FREQ=MONTHLY;BYDAY=MO",
         "FREQ=YEARLY;BYDAY=MO",
