@@ -35,14 +35,7 @@ if zones.database().source == zones.PACKAGE:
     zoneinfo.reset_tzpath(())  # what tests compare with goes by the same tz database
     zoneinfo.ZoneInfo.clear_cache()
 
-__all__ = [
-    "build",
-    "house",
-    "own_queue",
-    "pytest_xdist_make_scheduler",
-    "rabbitmq",
-    "slow",
-]
+__all__ = ["build", "house", "own_queue", "pytest_xdist_make_scheduler", "rabbitmq", "slow"]
 
 _OF_STORE = "tests/store/"
 _ON_POSTGRESQL = (

@@ -13,12 +13,7 @@ from uuid import UUID
 import pytest
 import redis
 
-from tests.support.environment import (
-    CHANNEL,
-    SERVICES,
-    Environment,
-    Maker,
-)
+from tests.support.environment import CHANNEL, SERVICES, Environment, Maker
 from tests.support.history import read
 from tests.support.ledger import Ledger
 from tests.support.waiting import wait_until

@@ -48,9 +48,7 @@ def test_without_redis_nothing_is_sent_and_no_try_is_counted(
     assert house.deliver(*messages) == 2
 
 
-def test_after_a_flush_permits_are_refused_until_the_sends_are_counted_again(
-    slow: House,
-) -> None:
+def test_after_a_flush_permits_are_refused_until_the_sends_are_counted_again(slow: House) -> None:
     first = slow.submit()
     second = slow.submit(send_in=MINUTE)
     other = slow.submit("ben")
@@ -107,11 +105,7 @@ def test_a_send_during_an_outage_of_the_store_is_recorded_after_it(
 
 @pytest.mark.parametrize(
     ("far", "statement"),
-    [
-        ("postgresql", b"claimable AS"),
-        ("mariadb", CLAIM),
-        ("mariadb", b"COMMIT"),
-    ],
+    [("postgresql", b"claimable AS"), ("mariadb", CLAIM), ("mariadb", b"COMMIT")],
     indirect=["far"],
 )
 def test_a_lost_reply_of_the_claim_claims_once(
@@ -150,9 +144,7 @@ def test_a_store_that_stays_down_past_the_claim_leaves_the_message_to_its_rescue
     assert slow.again(message).status is Status.SCHEDULED
 
 
-def test_a_send_is_recorded_after_an_outage_longer_than_the_claim(
-    slow: House,
-) -> None:
+def test_a_send_is_recorded_after_an_outage_longer_than_the_claim(slow: House) -> None:
     message = slow.submit()
     back = slow.settings.claim_ttl.total_seconds() + 30
 

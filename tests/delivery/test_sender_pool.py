@@ -251,9 +251,7 @@ def test_a_silent_destination_that_answers_has_its_share_again(world: World) -> 
     wait_until(lambda: not world.destinations._known)
 
 
-def test_messages_that_wait_for_a_busy_destination_hold_up_no_other(
-    world: World,
-) -> None:
+def test_messages_that_wait_for_a_busy_destination_hold_up_no_other(world: World) -> None:
     world.silent.add("slow")
     group = world.group(*["slow"] * 7)
     world.wait_for("slow", SHARE)

@@ -94,9 +94,7 @@ def test_a_claim_that_cannot_be_renewed_is_not_begun_any_more(build: Build) -> N
     assert statuses == [Status.SCHEDULED, Status.SENT]
 
 
-def test_nothing_waits_for_a_busy_sender_when_too_little_is_left_of_its_claim(
-    build: Build,
-) -> None:
+def test_nothing_waits_for_a_busy_sender_when_too_little_is_left_of_its_claim(build: Build) -> None:
     """It would be rescued, as if it had been tried."""
     house = build(clock=hour_ago(), channels=TWO_SENDERS, in_order=False)
     messages = [house.submit(name) for name in GROUP]

@@ -10,15 +10,7 @@ from typing import Any
 import pytest
 from standardwebhooks import Webhook
 
-from dispatcher import (
-    Dispatcher,
-    Draft,
-    InvalidDraft,
-    Message,
-    PermanentFailure,
-    Rejection,
-    Status,
-)
+from dispatcher import Dispatcher, Draft, InvalidDraft, Message, PermanentFailure, Rejection, Status
 from dispatcher.transports.webhook import receiver_secret
 from tests.support.crashes import How, die, each_how
 from tests.support.house import BODY, House, hour_ago

@@ -234,9 +234,7 @@ def failed(house: House, **asked: Any) -> Message:
 
 
 @pytest.mark.every_database
-def test_a_failed_message_is_due_at_once_with_all_its_tries(
-    tried: House,
-) -> None:
+def test_a_failed_message_is_due_at_once_with_all_its_tries(tried: House) -> None:
     message = failed(tried)
     again = tried.dispatcher.retry(message.id)
     with pytest.raises(TooLate, match="already scheduled"):

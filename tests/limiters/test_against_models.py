@@ -17,14 +17,7 @@ from dispatcher.limiters import Algorithm, CoolDown, Decision, FixedWindow, Limi
 from dispatcher.times.periods import bounds
 from tests.support.examples import examples, play
 from tests.support.limiter_models import MODELS, Model, WindowModel
-from tests.support.limiters import (
-    COUNTED,
-    MINUTE,
-    MS,
-    START_US,
-    Clocked,
-    exported_limits,
-)
+from tests.support.limiters import COUNTED, MINUTE, MS, START_US, Clocked, exported_limits
 
 ZONE = "America/St_Johns"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -400,9 +400,7 @@ def test_a_database_that_takes_no_rows_is_an_error(lone: House) -> None:
 
 
 @on_sqlite
-def test_a_missing_worker_is_a_warning_and_an_error_with_overdue_messages(
-    house: House,
-) -> None:
+def test_a_missing_worker_is_a_warning_and_an_error_with_overdue_messages(house: House) -> None:
     message = house.submit(send_in=MINUTE)
     house.redis.delete(*(LooseKeys("house").signs(kind) for kind in Kind))
 

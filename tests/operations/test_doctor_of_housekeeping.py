@@ -72,9 +72,7 @@ def test_a_transaction_that_keeps_no_row_is_not_warned_of(
 
 
 @on["postgresql"]
-def test_a_role_that_sees_its_own_transactions_alone_is_told_so(
-    house: House,
-) -> None:
+def test_a_role_that_sees_its_own_transactions_alone_is_told_so(house: House) -> None:
     house.sql(f"CREATE ROLE {CLERK}")
     try:
         house.sql(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {CLERK}")

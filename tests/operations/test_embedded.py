@@ -12,14 +12,7 @@ from typing import Any
 import pytest
 
 from dispatcher import Dispatcher, InvalidSettings, Settings
-from dispatcher.embedded import (
-    Process,
-    _load,
-    _service,
-    _supervised,
-    embedded,
-    environment,
-)
+from dispatcher.embedded import Process, _load, _service, _supervised, embedded, environment
 from tests.support.environment import ROOT
 from tests.support.processes import ran
 from tests.support.waiting import wait_until

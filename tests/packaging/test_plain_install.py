@@ -8,12 +8,7 @@ from __future__ import annotations
 import sys
 import tomllib
 from collections.abc import Iterable
-from importlib.metadata import (
-    PackageNotFoundError,
-    distributions,
-    packages_distributions,
-    requires,
-)
+from importlib.metadata import PackageNotFoundError, distributions, packages_distributions, requires
 from pkgutil import walk_packages
 from subprocess import CompletedProcess
 

@@ -31,8 +31,7 @@ from tests.support.examples import a_third_of, examples
 
 
 @pytest.mark.parametrize(
-    ("unit", "count"),
-    [("minute", 80), ("hour", 80), ("day", 150), ("week", 60), ("month", 30)],
+    ("unit", "count"), [("minute", 80), ("hour", 80), ("day", 150), ("week", 60), ("month", 30)]
 )
 def test_bounds_are_where_a_later_period_begins(unit: CalendarUnit, count: int) -> None:
     @settings(max_examples=examples(count), deadline=None, database=None)

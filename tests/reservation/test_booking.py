@@ -12,13 +12,7 @@ from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.reservation.booking import BookingRequest, Submit, Terms
 from dispatcher.reservation.upkeep import KEEP_MS
-from tests.support.reserving import (
-    Booking,
-    Reserving,
-    calls_of,
-    ms,
-    release_for_everyone,
-)
+from tests.support.reserving import Booking, Reserving, calls_of, ms, release_for_everyone
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
 Opened = Callable[..., Reserving]

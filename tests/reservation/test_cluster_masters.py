@@ -20,10 +20,7 @@ from tests.support.servers import RedisServer
 SHARDS = 64
 HOUR = timedelta(hours=1)
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.parametrize("database_url", ["sqlite"], indirect=True),
-]
+pytestmark = [pytest.mark.long, pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)]
 
 
 @pytest.fixture(scope="module")

@@ -21,14 +21,7 @@ from dispatcher.reservation.booking import BookingRequest, Slot, Submit, Terms
 from dispatcher.scope import OWN_SCOPE, Scope, counted
 from dispatcher.times.send_time import from_ms
 from tests.support.proxy import Proxy
-from tests.support.reserving import (
-    SHARDS,
-    Reserving,
-    little_at_once,
-    ms,
-    named,
-    reserving,
-)
+from tests.support.reserving import SHARDS, Reserving, little_at_once, ms, named, reserving
 from tests.support.servers import RedisServer
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)

@@ -20,12 +20,7 @@ from dispatcher.reservation.booking import BookingRequest, Terms
 from dispatcher.reservation.upkeep import Reserved
 from dispatcher.scope import OWN_SCOPE, Scope, counted, own_scope
 from dispatcher.times.send_time import from_ms
-from tests.support.reserving import (
-    Reserving,
-    cancel,
-    little_at_once,
-    reserve,
-)
+from tests.support.reserving import Reserving, cancel, little_at_once, reserve
 from tests.support.reserving import move as booked_move
 
 BASE = 4_102_444_800_000  # 2100-01-01, ms

@@ -151,8 +151,7 @@ def _commands(client: redis.Redis) -> Any:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"since": timedelta(0)}, {"since": 8 * DAY}, {"last": -1}, {"quota": "many"}],
+    "wrong", [{"since": timedelta(0)}, {"since": 8 * DAY}, {"last": -1}, {"quota": "many"}]
 )
 def test_bad_arguments_of_refusals_are_refused(house: House, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidValue):

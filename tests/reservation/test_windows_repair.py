@@ -8,14 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from dispatcher import (
-    Difference,
-    Fault,
-    InvalidValue,
-    Message,
-    ReservationsUnavailable,
-    Verified,
-)
+from dispatcher import Difference, Fault, InvalidValue, Message, ReservationsUnavailable, Verified
 from dispatcher.message import new_id
 from dispatcher.operations import verification
 from dispatcher.redis.keys import shard_of

@@ -78,10 +78,7 @@ def test_the_limits_of_a_body_are_those_of_the_settings(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("method", "asked"),
-    [
-        ("next_slot", {"recipient": "a\nb"}),
-        ("select", {"recipient": "a\0b"}),
-    ],
+    [("next_slot", {"recipient": "a\nb"}), ("select", {"recipient": "a\0b"})],
     ids=ascii,
 )
 def test_what_is_asked_of_a_read_is_named(

@@ -9,13 +9,7 @@ from typing import Any
 
 import pytest
 
-from dispatcher import (
-    IdempotencyConflict,
-    Message,
-    Outcome,
-    Status,
-    TooLate,
-)
+from dispatcher import IdempotencyConflict, Message, Outcome, Status, TooLate
 from tests.submission.test_idempotency import WAYS, keyed
 from tests.support.doubles import Between, at_once, once
 from tests.support.house import FAR, House, draft

@@ -9,14 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import Session
 
-from dispatcher import (
-    Draft,
-    IdempotencyConflict,
-    InvalidSendTime,
-    Message,
-    QuotaExceeded,
-    Settings,
-)
+from dispatcher import Draft, IdempotencyConflict, InvalidSendTime, Message, QuotaExceeded, Settings
 from dispatcher.submission.validation import validate
 from dispatcher.times.send_time import to_ms
 from tests.support.callers import callers_engine
@@ -173,11 +166,7 @@ WISHES: dict[str, dict[str, Any]] = {
     "expires_at": {"expires_at": FAR + 10 * MINUTE},
     "expires_at as text": {"expires_at": (FAR + 10 * MINUTE).isoformat()},
     "latest": {"on_conflict": "shift", "latest": FAR + 10 * MINUTE},
-    "both": {
-        "on_conflict": "shift",
-        "latest": FAR + 9 * MINUTE,
-        "expires_at": FAR + 10 * MINUTE,
-    },
+    "both": {"on_conflict": "shift", "latest": FAR + 9 * MINUTE, "expires_at": FAR + 10 * MINUTE},
 }
 of_each_kind = pytest.mark.parametrize("wish", WISHES.values(), ids=WISHES)
 

@@ -106,9 +106,7 @@ def test_a_submit_that_stood_still_until_its_place_was_given_up_books_another(
     assert [row[0] for row in house.rows()] == [message.id]
 
 
-def test_a_submit_whose_reservation_is_given_up_twice_ends_and_leaves_nothing(
-    build: Build,
-) -> None:
+def test_a_submit_whose_reservation_is_given_up_twice_ends_and_leaves_nothing(build: Build) -> None:
     house, second = build(), build()
     sweeps: list[int] = []
 

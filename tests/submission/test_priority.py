@@ -28,10 +28,7 @@ from tests.support.house import FAR, House, draft, hour_ago
 from tests.support.house_fixtures import Build
 
 HOUR, NOTHING = timedelta(hours=1), timedelta(0)
-CHANNELS = {
-    "memory": {"transport": "memory", "priority": -40},
-    "file": {"transport": "memory"},
-}
+CHANNELS = {"memory": {"transport": "memory", "priority": -40}, "file": {"transport": "memory"}}
 GIVEN: list[tuple[dict[str, Any], int]] = [
     ({}, -40),
     ({"priority": 0}, 0),

@@ -14,22 +14,9 @@ from unittest.mock import Mock
 import pytest
 from sqlalchemy import delete, update
 
-from dispatcher import (
-    Message,
-    QuotaExceeded,
-    ReservationsUnavailable,
-    StoreUnavailable,
-)
+from dispatcher import Message, QuotaExceeded, ReservationsUnavailable, StoreUnavailable
 from dispatcher.scope import scope_named
-from tests.support.house import (
-    FAR,
-    House,
-    draft,
-    hour_ago,
-    key_of,
-    let_graces_pass,
-    windows_of,
-)
+from tests.support.house import FAR, House, draft, hour_ago, key_of, let_graces_pass, windows_of
 from tests.support.house_fixtures import Build, on_postgresql
 from tests.support.refusals import refuses
 

@@ -14,13 +14,7 @@ from sqlalchemy import Engine, create_engine, event, insert, select
 from sqlalchemy.exc import PendingRollbackError
 from sqlalchemy.orm import Session
 
-from dispatcher import (
-    IdempotencyConflict,
-    InvalidDraft,
-    QuotaExceeded,
-    Status,
-    StoreUnavailable,
-)
+from dispatcher import IdempotencyConflict, InvalidDraft, QuotaExceeded, Status, StoreUnavailable
 from dispatcher.store.outbox import _returns
 from dispatcher.times.send_time import to_ms
 from tests.store.plans import waiting

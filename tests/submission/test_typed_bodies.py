@@ -18,14 +18,7 @@ from uuid import UUID, uuid4
 
 import pydantic
 import pytest
-from pydantic import (
-    AnyUrl,
-    BaseModel,
-    ConfigDict,
-    Field,
-    computed_field,
-    field_validator,
-)
+from pydantic import AnyUrl, BaseModel, ConfigDict, Field, computed_field, field_validator
 from typing_extensions import TypedDict  # pydantic asks for it before Python 3.12
 
 from dispatcher import (
@@ -103,11 +96,7 @@ MAIL_JSON = {
 EACH: list[tuple[Channel[Any], Any, Any]] = [
     (Email, MAIL, MAIL_JSON),
     (Channel[PushBody]("memory"), PushBody(title="t", on=DAY), {"title": "t", "on": "2100-12-24"}),
-    (
-        Channel[CodeBody]("memory"),
-        CodeBody(Code("4711")),
-        {"code": {"code": "4711"}, "notes": []},
-    ),
+    (Channel[CodeBody]("memory"), CodeBody(Code("4711")), {"code": {"code": "4711"}, "notes": []}),
     (Channel[CheckedBody]("memory"), CheckedBody("hello"), {"text": "hello"}),
     (Channel[EmailBody | CheckedBody]("memory"), CheckedBody("hello"), {"text": "hello"}),
     (

@@ -10,13 +10,7 @@ from typing import Any
 
 import uvicorn
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import (
-    Browser,
-    ConsoleMessage,
-    ElementHandle,
-    Page,
-    sync_playwright,
-)
+from playwright.sync_api import Browser, ConsoleMessage, ElementHandle, Page, sync_playwright
 
 from tests.support.requiring import missing
 from tests.support.waiting import DEADLINE, wait_until

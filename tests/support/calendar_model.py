@@ -103,9 +103,7 @@ minutes = st.one_of(
     st.integers(0, 24 * 4 - 1).map(lambda quarter: quarter * 15), st.integers(0, 24 * 60 - 1)
 )
 items = st.tuples(
-    st.frozensets(st.integers(0, 6), min_size=1),
-    minutes,
-    st.one_of(minutes, st.just(24 * 60)),
+    st.frozensets(st.integers(0, 6), min_size=1), minutes, st.one_of(minutes, st.just(24 * 60))
 ).filter(lambda item: item[1] != item[2])
 
 

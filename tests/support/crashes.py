@@ -40,10 +40,7 @@ Work = Callable[..., object]
 
 each_how = pytest.mark.parametrize(
     ("database_url", "how"),
-    [
-        pytest.param("postgresql", "kill", marks=pytest.mark.long),
-        ("sqlite", "raise"),
-    ],
+    [pytest.param("postgresql", "kill", marks=pytest.mark.long), ("sqlite", "raise")],
     indirect=["database_url"],
 )
 

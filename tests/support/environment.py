@@ -90,10 +90,7 @@ class Environment:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        settings: Settings,
-        services: Mapping[str, Sequence[str]] = SERVICES,
+        self, folder: Path, settings: Settings, services: Mapping[str, Sequence[str]] = SERVICES
     ) -> None:
         self.settings = settings
         self.dispatcher = Dispatcher(settings)

@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadFileScheduling
 
 _WHOLE = "tests/acceptance/"
-APART = (
-    "tests/simulation/test_simulation.py",
-    "tests/web/test_openapi.py",
-)
+APART = ("tests/simulation/test_simulation.py", "tests/web/test_openapi.py")
 TYPE_COMMANDS = tuple(f"{_WHOLE}test_{name}.py" for name in ("tutorial", "up"))
 
 

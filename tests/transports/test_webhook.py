@@ -408,9 +408,7 @@ def test_a_server_that_accepts_nobody_certainly_did_not_get_it() -> None:
         open_to(port, timeout=TIMEOUT).send(a_message(recipient=f"http://127.0.0.1:{port}/"))
 
 
-def test_an_idle_connection_that_the_server_has_ended_is_not_used_again(
-    receiver: Receiver,
-) -> None:
+def test_an_idle_connection_that_the_server_has_ended_is_not_used_again(receiver: Receiver) -> None:
     def answer_and_end(handler: Handler) -> None:
         handler.reply(204)
         handler.hang_up()

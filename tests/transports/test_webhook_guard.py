@@ -14,12 +14,7 @@ from unittest.mock import Mock
 import pytest
 import trustme
 
-from dispatcher import (
-    ChannelSettings,
-    InvalidDraft,
-    PermanentFailure,
-    TemporaryFailure,
-)
+from dispatcher import ChannelSettings, InvalidDraft, PermanentFailure, TemporaryFailure
 from dispatcher.errors import InvalidValue
 from dispatcher.testing import a_message
 from dispatcher.transports import Checks

@@ -18,33 +18,11 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from dispatcher import (
-    Dispatcher,
-    Events,
-    InvalidValue,
-    SeriesCalls,
-    SeriesFields,
-    Settings,
-    errors,
-)
+from dispatcher import Dispatcher, Events, InvalidValue, SeriesCalls, SeriesFields, Settings, errors
 from dispatcher.errors import DispatcherError, quoted
-from dispatcher.limiters import (
-    GCRA,
-    Concurrency,
-    CoolDown,
-    FixedWindow,
-    Limits,
-    parse,
-)
+from dispatcher.limiters import GCRA, Concurrency, CoolDown, FixedWindow, Limits, parse
 from dispatcher.limiters.algorithms import CountPerLength
-from dispatcher.quota import (
-    CalendarLimit,
-    CalendarQuota,
-    Limit,
-    Quota,
-    parse_limit,
-    parse_quota,
-)
+from dispatcher.quota import CalendarLimit, CalendarQuota, Limit, Quota, parse_limit, parse_quota
 from dispatcher.selection import Wanted
 from dispatcher.times.quiet_hours import Hours
 from dispatcher.times.zones import rules

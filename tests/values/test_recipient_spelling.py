@@ -43,10 +43,7 @@ def test_a_domain_has_one_spelling(text: str, spelt: str) -> None:
     assert email(text) == spelt == email(spelt)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["+4915112345678", " +49 151 123-456.78", "+49 (151) 12345678"],
-)
+@pytest.mark.parametrize("text", ["+4915112345678", " +49 151 123-456.78", "+49 (151) 12345678"])
 def test_a_phone_number_has_one_spelling(text: str) -> None:
     assert phone(text) == "+4915112345678" == phone(phone(text))
 

@@ -150,10 +150,7 @@ def test_an_app_without_a_dispatcher_is_told_how_to_open_one() -> None:
             client.get("/")
         app.dependency_overrides[ours_in_fastapi.dispatcher()] = object
         assert client.get("/").json() == "object"
-    with (
-        Flask(__name__).app_context(),
-        pytest.raises(InvalidSettings, match=r"init_app\(app\)"),
-    ):
+    with Flask(__name__).app_context(), pytest.raises(InvalidSettings, match=r"init_app\(app\)"):
         ours_in_flask.dispatcher()
 
 

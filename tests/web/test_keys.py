@@ -308,9 +308,7 @@ def test_a_key_has_its_own_limit_and_is_told_of_it(house: House, calls: Calls) -
 
 
 def test_an_outage_of_redis_is_logged_once_and_calls_go_on(
-    house: House,
-    calls: Calls,
-    caplog: pytest.LogCaptureFixture,
+    house: House, calls: Calls, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also where some calls still reach it."""
     refused = redis.ConnectionError("Connection refused")
@@ -394,10 +392,7 @@ def test_keys_of_one_name_that_are_made_at_the_same_time_are_one(house: House) -
     """Also a rotation is made once: no two callers get a key each."""
     keys = ApiKeys(house.parts.database)
 
-    for act in (
-        lambda: keys.add("shop"),
-        lambda: keys.rotate("shop", overlap=timedelta(hours=1)),
-    ):
+    for act in (lambda: keys.add("shop"), lambda: keys.rotate("shop", overlap=timedelta(hours=1))):
         before = len(keys.named("shop"))
         lost = [error.field for error in at_once([act] * 8) if isinstance(error, InvalidValue)]
         assert lost == ["name"] * 7

@@ -260,9 +260,7 @@ def test_a_type_of_bodies_that_cannot_be_used_stops_no_call_on_another_channel(
     assert shop.post(path, json={"send_in_seconds": 60}).status_code == 200
 
 
-def test_quotas_and_limits_of_a_scope_are_set_together_or_one_by_one(
-    build: Build,
-) -> None:
+def test_quotas_and_limits_of_a_scope_are_set_together_or_one_by_one(build: Build) -> None:
     house = build(scopes={"tenant": {"quotas": "100/hour"}})
     shop, path = caller(house), "/v1/scopes/tenant/acme/quotas"
 

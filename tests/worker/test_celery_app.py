@@ -11,8 +11,7 @@ from dispatcher.celery.configuration import DUTIES, beat_schedule, create_app, o
 
 REDIS = Settings.load(broker_url="redis://broker/0")
 CATCHING_UP = Settings.load(
-    channels={"sms": {"transport": "memory", "catch_up": "expire"}},
-    broker_url="redis://broker/0",
+    channels={"sms": {"transport": "memory", "catch_up": "expire"}}, broker_url="redis://broker/0"
 )
 TELLING = Settings.load(
     channels={"status": {"transport": "webhook", "options": {"payload": "body"}}},

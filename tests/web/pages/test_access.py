@@ -62,10 +62,7 @@ def served(house: House) -> Iterator[TestClient]:
 
 
 def test_a_key_signs_in_until_it_is_revoked(
-    house: House,
-    served: TestClient,
-    actions: list[str],
-    caplog: pytest.LogCaptureFixture,
+    house: House, served: TestClient, actions: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     first = served.get("/messages?channel=memory")
     assert first.status_code == 303

@@ -29,10 +29,7 @@ from tests.web.pages.conftest import Visit, at_present, paths
 
 SECRET = "whsec_" + b64encode(b"a key of some twenty-nine bytes").decode()
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
-CHANNELS = {
-    "sms": {"transport": "memory", "limits": ["1/second"]},
-    "mail": {"transport": "memory"},
-}
+CHANNELS = {"sms": {"transport": "memory", "limits": ["1/second"]}, "mail": {"transport": "memory"}}
 
 
 def test_the_overview_names_workers_beats_and_duties(house: House, visit: Visit) -> None:
