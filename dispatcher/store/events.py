@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from dispatcher.errors import StoreUnavailable
 from dispatcher.store.database import Database
 from dispatcher.store.engines.base import is_added
-from dispatcher.store.engines.types import database_now, insert_if_absent, one_of
+from dispatcher.store.engines.types import insert_if_absent, one_of
 from dispatcher.store.schema import AS_NAMED, Addition, Event, Movable, Tables, to_movable
 from dispatcher.times.send_time import instant_of
 
@@ -66,6 +66,15 @@ def meant_at(event: Event) -> datetime:
     return event.at if event.wish is None else instant_of(event.wish, event.zone or "UTC")
 
 
+class EventChange(NamedTuple):
+    """What becomes of an event and its messages; those ``cancelled`` have ``because`` as error."""
+
+    event: Event
+    moves: Sequence[NewSlot] = ()
+    cancelled: Sequence[UUID] = ()
+    because: str = CANCELLED
+
+
 class EventRows:
     """Reads and changes events, each change in one transaction with messages of the event."""
 
@@ -74,10 +83,11 @@ class EventRows:
         self._messages = messages
         self._tables = tables = database.tables
         self._events, row = tables.events, tables.messages.c
-        self._reminders = tables.movable.where(
-            row.event == sa.bindparam("event"), tables.is_scheduled
+        reminders = tables.movable.where(
+            row.event == sa.bindparam("event"),
+            tables.is_scheduled,
         )
-        self._locked = self._reminders.order_by(row.id).with_for_update()
+        self._locked = reminders.order_by(row.id).with_for_update()
 
     def read(self, names: Sequence[str]) -> dict[str, Event]:
         return events_named(self._tables, lambda query: self._database.read_of(query, names))
@@ -86,67 +96,24 @@ class EventRows:
         """Add an event unless there is one of its name."""
         self._database.add_if_absent(self._events, **event._asdict())
 
-    def reminders(self, name: str) -> list[Movable]:
-        """Return the scheduled messages of an event."""
-        return [*map(to_movable, self._database.read(self._reminders, {"event": name}))]
+    def change(
+        self, name: str, decide: Callable[[Event | None, Sequence[Movable]], EventChange]
+    ) -> tuple[Event, Mapping[UUID, Movable]]:
+        """Change an event as ``decide`` says; return it, and its messages that were changed.
 
-    def move(
-        self,
-        before: Event,
-        after: Event,
-        read: Collection[Movable],
-        moves: Sequence[NewSlot],
-        late: Sequence[UUID],
-        *,
-        within: timedelta,
-    ) -> Mapping[UUID, Movable] | None:
-        """Move an event, these messages of it, and cancel ``late`` ones; return all as they are.
-
-        None, and nothing is changed, where it is not the event, and its scheduled messages are not
-        those, that were ``read``.
+        Nothing else changes the event, or its messages that are scheduled, while that
+        decides. It may be asked again, also where the change was made and its reply lost.
         """
 
-        def work(connection: sa.Connection) -> Mapping[UUID, Movable]:
-            if self._change(connection, before, after._asdict()):
-                rows = map(to_movable, connection.execute(self._locked, {"event": before.name}))
-                if {(row.message.id, row.token) for row in rows} != known:
-                    raise EventChanged
-                if not self._messages.move_in(connection, moves, within=within):
-                    raise EventChanged
-                self._messages.cancel_in(connection, late, LATE)
-            elif self._token(connection, before.name) != after.token:  # else it was done before
-                raise EventChanged
-            return self._changed(connection, [message_id for message_id, _ in known])
+        def work(connection: sa.Connection) -> tuple[Event, Mapping[UUID, Movable]]:
+            def read(query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
+                return connection.execute(query.with_for_update(), {"values": [name]}).all()
 
-        known = {(row.message.id, row.token) for row in read}
-        try:
-            return self._database.transact(work)
-        except EventChanged:
-            return None
-
-    def cancel(self, before: Event, token: str) -> Mapping[UUID, Movable] | None:
-        """Cancel an event with its scheduled messages; return these, None where it has moved."""
-        after = {"token": token, "cancelled_at": database_now()}
-
-        def work(connection: sa.Connection) -> Mapping[UUID, Movable] | None:
-            if not self._change(connection, before, after):
-                return {} if self._token(connection, before.name) == token else None
-            ids = [row.id for row in connection.execute(self._locked, {"event": before.name})]
-            self._messages.cancel_in(connection, ids, CANCELLED)
-            return self._changed(connection, ids)
+            event = events_named(self._tables, read).get(name)
+            rows = connection.execute(self._locked, {"event": name})
+            after, moves, cancelled, because = decide(event, [*map(to_movable, rows)])
+            this = self._events.c.name == name
+            connection.execute(sa.update(self._events).where(this).values(after._asdict()))
+            return after, self._messages.change_locked(connection, moves, cancelled, because)
 
         return self._database.transact(work)
-
-    def _change(self, connection: sa.Connection, before: Event, after: Mapping[str, Any]) -> bool:
-        row = self._events.c
-        this = (row.name == before.name, row.token == before.token, row.cancelled_at.is_(None))
-        change = sa.update(self._events).where(*this).values(**after)
-        return connection.execute(change, execution_options=_COUNTED).rowcount == 1
-
-    def _token(self, connection: sa.Connection, name: str) -> str | None:
-        row = self._events.c
-        return connection.scalar(sa.select(row.token).where(row.name == name))
-
-    def _changed(self, connection: sa.Connection, ids: Sequence[UUID]) -> Mapping[UUID, Movable]:
-        rows = connection.execute(self._tables.movable.where(self._tables.has_id(ids)))
-        return {row.id: to_movable(row) for row in rows}

@@ -71,7 +71,10 @@ class GivenUp(StoreUnavailable):
 
 
 class NewSlot(NamedTuple):
+    """The values that a move gives to a row; it is too late after ``until``."""
+
     before: Movable
+    until: datetime
     send_at: datetime
     next_attempt_at: datetime
     enqueue_at: datetime
@@ -82,15 +85,14 @@ class NewSlot(NamedTuple):
     tail: str
     wish: str | None = None
 
-    def values(self, within: timedelta) -> dict[str, Any]:
-        """Return the values of ``Messages._move``, which is too late ``within`` after the read."""
+    def values(self) -> dict[str, Any]:
+        """Return the parameters of ``Messages._move_locked``."""
         return {
             "of": self.before.message.id,
             "by": self.before.token,
-            "until": self.before.read_at + within,
             "move_token": _new_token(),
             "is_enqueued": self.enqueue_at > self.next_attempt_at,
-            **{name: getattr(self, name) for name in NewSlot._fields[1:]},
+            **{name: getattr(self, name) for name in NewSlot._fields[2:]},
         }
 
 
@@ -153,11 +155,12 @@ class Messages:
         is_enqueued = sa.bindparam("is_enqueued", type_=sa.Boolean())
         is_same = (row.id == sa.bindparam("of"), row.move_token == sa.bindparam("by"))
         is_in_time = sa.bindparam("until", type_=Instant()) >= database_now()
-        move = sa.update(tables.messages).where(*is_same, tables.is_scheduled, is_in_time)
-        self._move = move.values(
+        self._move_locked = sa.update(tables.messages).where(*is_same, tables.is_live)
+        self._move_locked = self._move_locked.values(
             enqueued_at=sa.case((is_enqueued, database_now()), else_=row.enqueued_at),
             delayed_by=sa.null(),  # it has another time, for which it may be delayed anew
         )
+        self._move = self._move_locked.where(tables.is_scheduled, is_in_time)
         self._movables = tables.movable.where(has_id)
         self._movable = tables.movable.where(row.id == sa.bindparam("of"))
         columns = (row.id, row.move_token, tables.is_scheduled.label("is_scheduled"))
@@ -380,17 +383,17 @@ class Messages:
 
         return self._database.transact(work)
 
-    def move(self, moves: Sequence[NewSlot], *, within: timedelta) -> dict[UUID, Movable]:
-        """Move each unless it has changed, or was read ``within`` ago: it is booked no longer."""
+    def move(self, moves: Sequence[NewSlot]) -> dict[UUID, Movable]:
+        """Move each unless it has changed, or it is too late: it is booked no longer."""
         by_id = sorted(moves, key=lambda move: move.before.message.id)
-        rows = [move.values(within) for move in by_id]
+        rows = [{**move.values(), "until": move.until} for move in by_id]
         reading = self._reading([row["of"] for row in rows])
         stored = self._database.change_each(self._move, rows, *reading)
         return {row.id: to_movable(row) for row in stored}
 
-    def move_if_unchanged(self, move: NewSlot, *, within: timedelta) -> Movable:
+    def move_if_unchanged(self, move: NewSlot) -> Movable:
         """Move it; return the row, which perhaps is as before."""
-        before, values, runs = move.before, move.values(within), 0
+        before, values, runs = move.before, {**move.values(), "until": move.until}, 0
 
         def work(connection: sa.Connection) -> sa.Row[Any] | None:
             nonlocal runs
@@ -408,20 +411,24 @@ class Messages:
             raise _perhaps_changed()
         raise MessageChanged(before.message.id)
 
-    def move_in(
-        self, connection: sa.Connection, moves: Sequence[NewSlot], *, within: timedelta
-    ) -> bool:
-        """Move them in a transaction; return whether all were moved, else undo it."""
-        rows = [move.values(within) for move in moves]
-        if rows:
-            connection.execute(self._move, rows)
-        stored = connection.execute(self._movables, {"values": [row["of"] for row in rows]})
-        tokens = {row.id: row.move_token for row in stored}
-        return all(tokens.get(row["of"]) == row["move_token"] for row in rows)
+    def change_locked(
+        self,
+        connection: sa.Connection,
+        moves: Sequence[NewSlot],
+        cancelled: Sequence[UUID],
+        because: str,
+    ) -> dict[UUID, Movable]:
+        """Move and cancel messages that this transaction has locked; return them as they are then.
 
-    def cancel_in(self, connection: sa.Connection, ids: Sequence[UUID], because: str) -> None:
-        if ids:
-            connection.execute(self._cancel, {"values": ids, "because": because})
+        A move is never too late: reconcile leaves the reservations of a locked message alone.
+        """
+        if moves:
+            connection.execute(self._move_locked, [move.values() for move in moves])
+        if cancelled:
+            connection.execute(self._cancel, {"values": cancelled, "because": because})
+        ids = [*(move.before.message.id for move in moves), *cancelled]
+        rows = connection.execute(self._movables, {"values": ids}) if ids else ()
+        return {row.id: to_movable(row) for row in rows}
 
     def enqueue_again(self, message_ids: Sequence[UUID]) -> None:
         tables = self._tables

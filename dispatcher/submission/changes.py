@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -232,11 +232,16 @@ class Changes:
         for message_id in message_ids:
             row, before = rows.get(message_id), if_unchanged.get(message_id)
             try:
-                move = self.valid_move(message_id, row, new_time, before)
-                token = move.before.token
-                if before is not None and token != tokens.setdefault(message_id, token):
+                if row is None:
+                    raise MessageNotFound(message_id)
+                if row.message.status is not Status.SCHEDULED:
+                    raise TooLate(message_id, row.message.status)
+                if before is not None and (
+                    not is_unchanged(before, row.message)
+                    or row.token != tokens.setdefault(message_id, row.token)
+                ):
                     raise MessageChanged(message_id)
-                moves.append(move)
+                moves.append(self.valid_move(row, new_time, is_guarded=before is not None))
             except DispatcherError as refused:
                 answers[message_id] = refused
         return moves
@@ -253,16 +258,8 @@ class Changes:
                 if recipient in suppressed:
                     move.result = Suppressed(move.before.message.channel)
 
-    def valid_move(
-        self, message_id: UUID, row: Movable | None, new_time: NewTime, before: Message | None
-    ) -> Move:
-        if row is None:
-            raise MessageNotFound(message_id)
+    def valid_move(self, row: Movable, new_time: NewTime, *, is_guarded: bool = False) -> Move:
         message = row.message
-        if message.status is not Status.SCHEDULED:
-            raise TooLate(message_id, message.status)
-        if before is not None and not is_unchanged(before, message):
-            raise MessageChanged(message_id)
         if message.scope == NO_SCOPE:
             raise InvalidDraft(
                 "id", "is that of a status message, which keeps its time", "another message"
@@ -276,7 +273,7 @@ class Changes:
         valid = valid._replace(wish=_wish(message, new_time, draft.zone, valid.send_at))
         if new_time.set_zone is None:  # also one that is known no more
             valid = valid._replace(zone=message.zone)
-        return Move(row, valid, is_guarded=before is not None)
+        return Move(row, valid, is_guarded=is_guarded)
 
 
 def _draft(message: Message, new_time: NewTime) -> Draft:
@@ -389,8 +386,7 @@ class Cancellation:
     ) -> dict[UUID, ChangeResult]:
         result = self.messages.cancel(message_ids, tokens=tokens, because=because)
         answers: dict[UUID, ChangeResult] = {}
-        requests = []
-        for message_id, (message, _, tail, _) in result.rows.items():
+        for message_id, (message, *_) in result.rows.items():
             if message.status is Status.SCHEDULED:
                 answers[message_id] = MessageChanged(message_id)
                 continue
@@ -400,11 +396,18 @@ class Cancellation:
             answers[message_id] = message
             if message_id in result.newly_changed:
                 self.journal.tell(Transition.CANCELLED, message)
-            # Not only a new one: a process that cancelled may have died before this.
-            scopes = scopes_of(message, self.settings)
-            if scopes:  # a status message has none
-                requests.append(BookingRequest(message_id, Terms(scopes), 0, 0, tail=tail))
         fault("cancel.after_rows")
+        # Not only of new ones: a process that cancelled may have died before this.
+        self.release(result.rows.values())
+        return answers
+
+    def release(self, rows: Iterable[Movable]) -> None:
+        """Release the reservations of those of these messages that are cancelled."""
+        requests = [
+            BookingRequest(message.id, Terms(scopes), 0, 0, tail=tail)
+            for message, _, tail, _ in rows
+            if message.status is Status.CANCELLED
+            and (scopes := scopes_of(message, self.settings))  # a status message has none
+        ]
         if requests:
             self.reserver.withdraw(requests)
-        return answers

@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from secrets import token_hex
 from typing import Literal, get_args
-from uuid import UUID
 
-from dispatcher.errors import QuotaExceeded, StoreUnavailable
+from dispatcher.errors import DispatcherError, QuotaExceeded, StoreUnavailable
 from dispatcher.faults import fault
 from dispatcher.message import MAX_EVENT, Message, OnConflict, Status, check_text
-from dispatcher.reservation.booking import BookingRequest, Terms
 from dispatcher.settings import Settings
-from dispatcher.store.events import EventRows, meant_at
-from dispatcher.store.messages import NewSlot
+from dispatcher.store.events import LATE, EventChange, EventRows, meant_at
 from dispatcher.store.schema import Event, Movable
-from dispatcher.submission.changes import Changes, NewTime
+from dispatcher.submission.changes import Cancellation, Changes, NewTime
 from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.moves import Move, Moves
-from dispatcher.submission.reserver import Reserver
 from dispatcher.submission.validation import (
     check_choice,
     event_name,
-    is_set,
+    known_event,
     new_event,
-    no_event,
-    scopes_of,
-    was_cancelled,
+    open_event,
+    set_otherwise,
 )
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times import send_time
@@ -43,32 +38,28 @@ _BETWEEN_TRIES_SECONDS = 0.01
 
 @dataclass(kw_only=True)
 class EventList:
-    """Every event, and the changes that its messages follow. The row of the event decides."""
+    """Every event, and the changes that its messages follow."""
 
     settings: Settings
     clock: Clock
     event_rows: EventRows
     changes: Changes
+    cancellation: Cancellation
     moves: Moves
-    reserver: Reserver
     enqueuer: Enqueuer
     journal: Journal
 
     def get(self, name: str) -> Event:
         name = check_text("event", name, longest=MAX_EVENT)
-        event = self.event_rows.read([name]).get(name)
-        if event is None:
-            raise no_event("one that was set")
-        return event
+        return known_event(self.event_rows.read([name]).get(name))
 
     def set(self, name: str, at: datetime | str, zone: str | None) -> Event:
-        name = event_name(name)
-        wanted = new_event(name, at, zone)
-        self.event_rows.add(wanted)
-        event = self._open(name)
-        if (event.at, event.zone) != (wanted.at, wanted.zone):
-            raise is_set(event, "at")
-        return event
+        event = new_event(event_name(name), at, zone)
+        self.event_rows.add(event)
+        present = open_event(self.get(event.name))
+        if (present.at, present.zone) != (event.at, event.zone):
+            raise set_otherwise(present, "at")
+        return present
 
     def move(
         self,
@@ -78,7 +69,7 @@ class EventList:
         on_conflict: OnConflict,
         past: Past,
     ) -> Event:
-        """Move an event with its scheduled messages, all or none: one transaction changes them.
+        """Move an event with its messages, all or none: one transaction changes them.
 
         Without ``at`` it goes to where its local time is by the present rules of its zone.
 
@@ -86,90 +77,84 @@ class EventList:
         compares with the rows.
         """
         check_choice("past", past, get_args(Past))
+        name = check_text("event", name, longest=MAX_EVENT)
+        wish = NewTime(send_at=at, zone=zone, on_conflict=on_conflict)
         for number in range(1, _TRIES + 1):
-            before = self._open(name)
-            if at is None:
-                after = before._replace(at=meant_at(before), token=token_hex(6))
-            else:
-                after = new_event(before.name, at, zone or before.zone)
-            read = self.event_rows.reminders(before.name)
+            moves, began = list[Move](), self.clock.monotonic()
             try:
-                late, moves = self._moves(read, after, on_conflict, past)
-                within = self.settings.reconcile_grace / 2
-                change = partial(self.event_rows.move, before, after, read, within=within)
-                cancelled: Mapping[UUID, Movable] = {}
-
-                def store(slots: Sequence[NewSlot]) -> Mapping[UUID, Movable] | None:
-                    nonlocal cancelled
-                    rows = change(slots, late)  # noqa: B023 - it is called in this turn
-                    cancelled = {} if rows is None else {id_: rows[id_] for id_ in late}  # noqa: B023
-                    return rows
-
-                is_moved = self.moves.move_together(moves, store)
-            except QuotaExceeded as refused:
-                # Another move of the event may hold a time there.
-                own = {row.message.id for row in read}
-                if own.isdisjoint(refused.conflicting) or number == _TRIES:
+                event, rows = self.event_rows.change(name, partial(self._moved, wish, past, moves))
+                break
+            except DispatcherError as error:
+                if not isinstance(error, StoreUnavailable) or error.refused:
+                    self.moves.release(moves)  # else rows may have changed: reconcile reads them
+                own = {move.before.message.id for move in moves}
+                # A move before may not have released the times that it left.
+                is_in_its_own_way = isinstance(error, QuotaExceeded) and own & {*error.conflicting}
+                if not is_in_its_own_way or number == _TRIES:
                     raise
-                is_moved = False
-            if is_moved:
-                self._tell(moves, cancelled)
-                return after
             self.clock.sleep(number * _BETWEEN_TRIES_SECONDS)
-        raise StoreUnavailable("other calls kept changing the event", remedy="try again")
-
-    def cancel(self, name: str) -> Event:
-        while (event := self.get(name)).cancelled_at is None:
-            rows = self.event_rows.cancel(event, token_hex(6))
-            fault("event.after_cancel")
-            self._tell((), rows or {})
-        return event
-
-    def _open(self, name: str) -> Event:
-        event = self.get(name)
-        if event.cancelled_at is not None:
-            raise was_cancelled()
-        return event
-
-    def _moves(
-        self, read: Sequence[Movable], event: Event, on_conflict: OnConflict, past: Past
-    ) -> tuple[list[UUID], list[Move]]:
-        """Return which messages are too late for the event, and the moves of the others."""
-        zone, now = send_time.check_zone(event.zone or self.settings.zone), self.clock.now()
-        late, moves = [], []
-        for row in read:
-            offset = _offset_of(row.message)
-            if offset is None:
-                continue
-            send_at = offset.from_event(event.at, zone)
-            if send_at < now and past == "cancel":
-                late.append(row.message.id)
-                continue
-            if send_at < now and past == "now":
-                new_time = NewTime(send_in=timedelta(0), on_conflict=on_conflict)
-            else:
-                new_time = NewTime(send_at=send_at, on_conflict=on_conflict)
-            move = self.changes.valid_move(row.message.id, row, new_time, None)
-            move.valid = move.valid._replace(wish=row.message.wish)
-            moves.append(move)
-        return late, moves
-
-    def _tell(self, moves: Sequence[Move], cancelled: Mapping[UUID, Movable]) -> None:
+        fault("event.after_rows")
+        for move in moves:
+            move.row = rows.get(move.before.message.id)
+        self.moves.settle(moves, began)
         moved = [move.result for move in moves if isinstance(move.result, Message)]
         for message in moved:
             self.journal.tell(Transition.RESCHEDULED, message, send_at=message.send_at)
         self.enqueuer.enqueue(*moved)
-        unneeded = []
-        for message, _, tail, _ in cancelled.values():
-            if message.status is Status.CANCELLED:
-                self.journal.tell(Transition.CANCELLED, message)
-                terms = Terms(scopes_of(message, self.settings))
-                unneeded.append(BookingRequest(message.id, terms, 0, 0, tail=tail))
-        if unneeded:
-            self.reserver.withdraw(unneeded)
+        self._tell_cancelled([*rows.values()])
+        return event
 
+    def cancel(self, name: str) -> Event:
+        name = check_text("event", name, longest=MAX_EVENT)
+        event, rows = self.event_rows.change(name, self._cancelled)
+        fault("event.after_cancel")
+        self._tell_cancelled([*rows.values()])
+        return event
 
-def _offset_of(message: Message) -> Offset | None:
-    """Return how far from its event a message stands; None for one with a time of its own."""
-    wish = message.wish
-    return None if wish is None or "T" in wish else Offset.parse(wish)
+    def _moved(
+        self,
+        wish: NewTime,
+        past: Past,
+        moves: list[Move],
+        event: Event | None,
+        rows: Sequence[Movable],
+    ) -> EventChange:
+        """Book new times for these messages; add their moves to ``moves``."""
+        event = open_event(event)
+        if wish.send_at is None:
+            event = event._replace(at=meant_at(event), token=token_hex(6))
+        else:
+            event = new_event(event.name, wish.send_at, wish.zone or event.zone)
+        zone, now = send_time.check_zone(event.zone or self.settings.zone), self.clock.now()
+        late, moving = [], []
+        for row in rows:
+            message = row.message
+            if message.wish is None or "T" in message.wish:  # it has a time of its own
+                continue
+            send_at = Offset.parse(message.wish).from_event(event.at, zone)
+            if send_at < now and past == "cancel":
+                late.append(message.id)
+                continue
+            new_time = NewTime(send_at=send_at, on_conflict=wish.on_conflict)
+            if send_at < now and past == "now":
+                new_time = NewTime(send_in=timedelta(0), on_conflict=wish.on_conflict)
+            move = self.changes.valid_move(row, new_time)
+            move.valid = move.valid._replace(wish=message.wish)
+            if not move.keeps_its_time:
+                moving.append(move)
+        moves += moving
+        return EventChange(event, self.moves.book_together(moving), late, LATE)
+
+    def _cancelled(self, event: Event | None, rows: Sequence[Movable]) -> EventChange:
+        event = known_event(event)
+        if event.cancelled_at is not None:
+            return EventChange(event)
+        ids = [row.message.id for row in rows if row.message.status is Status.SCHEDULED]
+        now = send_time.from_ms(send_time.to_ms(self.clock.now()))
+        return EventChange(event._replace(token=token_hex(6), cancelled_at=now), cancelled=ids)
+
+    def _tell_cancelled(self, rows: Sequence[Movable]) -> None:
+        for row in rows:
+            if row.message.status is Status.CANCELLED:
+                self.journal.tell(Transition.CANCELLED, row.message)
+        self.cancellation.release(rows)

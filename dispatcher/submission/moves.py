@@ -9,10 +9,8 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from heapq import nsmallest
-from uuid import UUID
 
 from dispatcher.errors import (
     DispatcherError,
@@ -39,7 +37,8 @@ from dispatcher.submission.validation import ValidDraft
 from dispatcher.times.clock import Clock
 from dispatcher.times.send_time import from_ms, to_ms
 
-_MOST_LEAVING = 64
+_NEAR = 32
+"""How many messages that leave before a time, and after it, a move to that is judged with."""
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +122,7 @@ class Moves:
         for move, answer in zip(moving, answers, strict=True):
             move.answer = answer
         end = self._end_of_order(moves)
-        self._release([change.answer for change in moves[end:] if isinstance(change.answer, Slot)])
+        self.release(moves[end:])
         fault("reschedule.after_booking")
         changing = []
         for move in moves[:end]:
@@ -133,69 +132,54 @@ class Moves:
                 changing.append(move)
         self._change(changing)
         fault("reschedule.after_row")
-        self._settle(changing, began)
+        self.settle(changing, began)
         return end
 
-    def move_together(
-        self,
-        moves: Sequence[Move],
-        store: Callable[[Sequence[NewSlot]], Mapping[UUID, Movable] | None],
-    ) -> bool:
-        """Give all of these messages their results or none; return whether ``store`` changed rows.
+    def book_together(self, moves: Sequence[Move]) -> list[NewSlot]:
+        """Book new times of messages; return the values for their rows. Raises the first refusal.
 
-        It does so in one transaction, or changes nothing and returns None. Each is judged as if the
-        others had left their old times. Raises the first refusal, ReservationsUnavailable and
-        StoreUnavailable.
+        Each is judged as if the others had left their old times. :meth:`settle` releases what loses
+        once the rows have decided, or :meth:`release` all.
         """
-        began = self.clock.monotonic()
-        moving = [move for move in moves if not move.keeps_its_time]
-        answers = self.windows.move_many(self._together(moving))
-        for move, answer in zip(moving, answers, strict=True):
+        answers = self.windows.move_many(self._together(moves))
+        for move, answer in zip(moves, answers, strict=True):
             move.answer = answer
-        booked = [answer for answer in answers if isinstance(answer, Slot)]
-        refused = next((answer for answer in answers if not isinstance(answer, Slot)), None)
-        if refused is not None:
-            self._release(booked)
-            raise refused
+        for answer in answers:
+            if not isinstance(answer, Slot):
+                raise answer
         for move in moves:
             move.new_slot = self._new_slot(move)
         fault("event.after_booking")
-        try:
-            rows = store([move.new_slot for move in moves])
-        except StoreUnavailable as error:
-            if error.refused:
-                self._release(booked)
-            raise  # else rows may have changed: reconcile reads them
-        fault("event.after_rows")
-        for move in moves:
-            move.row = None if rows is None else rows.get(move.before.message.id)
-        self._settle(moves, began)
-        return rows is not None
+        return [move.new_slot for move in moves]
 
     def _together(self, moves: Sequence[Move]) -> list[BookingRequest]:
         """Return the requests of messages that move together, each with those that leave near it.
 
-        Those whose old time a quota of a common scope could count, and of them the nearest: a
-        script looks for each in every window.
+        Those of a common scope whose old times are the nearest to its new one, because a script
+        looks for each in every window.
         """
-        requests, rules = [move.request for move in moves], self.rules.latest
+        requests = [move.request for move in moves]
         present: defaultdict[Scope, list[tuple[int, bytes]]] = defaultdict(list)
         for move, request in zip(moves, requests, strict=True):
             for scope in request.terms.scopes:
                 present[scope].append((to_ms(move.before.message.send_at), request.member))
+        for places in present.values():
+            places.sort()
         together = []
         for request in requests:
-            asked_ms, near = request.asked_ms, set[tuple[int, bytes]]()
+            leaving = set[bytes]()
             for scope in request.terms.scopes:
-                reach_ms = longest_ms(rules.quotas(scope.kind, scope.name))
-                from_ms, until_ms = asked_ms - reach_ms, request.latest_ms + reach_ms
-                near.update(one for one in present[scope] if from_ms < one[0] < until_ms)
-            near = {one for one in near if one[1] != request.member}
-            nearest = nsmallest(_MOST_LEAVING, near, key=lambda one: abs(one[0] - asked_ms))
-            together.append(request._replace(leaving=tuple(member for _, member in nearest)))
+                at = bisect_left(present[scope], (request.asked_ms, b""))
+                near = present[scope][max(0, at - _NEAR) : at + _NEAR]
+                leaving.update(member for _, member in near)
+            together.append(request._replace(leaving=tuple(leaving - {request.member})))
         return together
 
-    def _settle(self, changing: Sequence[Move], began: float) -> None:
+    def release(self, moves: Sequence[Move]) -> None:
+        """Release the new times of moves that are not made."""
+        self._release([move.answer for move in moves if isinstance(move.answer, Slot)])
+
+    def settle(self, changing: Sequence[Move], began: float) -> None:
         """Release of both reservations the one that lost; give those that won their results."""
         won = [move for move in changing if move.has_won()]
         unneeded = [move.answer for move in changing
@@ -243,14 +227,12 @@ class Moves:
             return
         for move in moves:
             move.new_slot = self._new_slot(move)
-        # Reconcile releases what the row does not have after the whole grace.
-        within = self.settings.reconcile_grace / 2
         try:
             [first, *more] = moves
             if first.is_guarded and first.answer is None and not more:  # no tail tells whose it is
-                first.row = self.messages.move_if_unchanged(first.new_slot, within=within)
+                first.row = self.messages.move_if_unchanged(first.new_slot)
                 return
-            rows = self.messages.move([move.new_slot for move in moves], within=within)
+            rows = self.messages.move([move.new_slot for move in moves])
         except (MessageChanged, MessageNotFound, StoreUnavailable) as error:
             if isinstance(error, StoreUnavailable) and not error.refused:
                 raise  # rows may have changed: reconcile reads them
@@ -273,6 +255,8 @@ class Moves:
             send_at, tail = from_ms(answer.at_ms), answer.request.tail
         return NewSlot(
             move.before,
+            # Reconcile releases what the row does not have after the whole grace.
+            until=move.before.read_at + self.settings.reconcile_grace / 2,
             send_at=send_at,
             next_attempt_at=send_at,
             enqueue_at=self.enqueuer.enqueue_at(send_at),

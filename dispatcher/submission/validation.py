@@ -276,16 +276,23 @@ def new_event(
     return Event(name, instant, zone, wish, token=token_hex(6))
 
 
-def no_event(accepted: str) -> InvalidDraft:
-    return InvalidDraft("event", "there is no event of this name", accepted)
+def known_event(event: Event | None, accepted: str = "one that was set") -> Event:
+    if event is None:
+        raise InvalidDraft("event", "there is no event of this name", accepted)
+    return event
 
 
-def was_cancelled() -> InvalidDraft:
-    return InvalidDraft("event", "the event was cancelled", "another event")
+def open_event(event: Event | None, accepted: str = "one that was set") -> Event:
+    event = known_event(event, accepted)
+    if event.cancelled_at is not None:
+        raise InvalidDraft("event", "the event was cancelled", "another event")
+    return event
 
 
-def is_set(event: Event, field: str) -> InvalidDraft:
-    problem = f"the event is set to {event.at.isoformat()} in zone {event.zone}"
+def set_otherwise(event: Event, field: str) -> InvalidDraft:
+    """Return the error of another time for an event that was set."""
+    zone = "without a zone" if event.zone is None else f"in zone {event.zone}"
+    problem = f"the event is set to {event.at.isoformat()} {zone}"
     return InvalidDraft(field, problem, "the same; events.move gives it another time")
 
 
@@ -298,18 +305,14 @@ def at_event(
     now: datetime,
 ) -> ValidDraft:
     """Return a draft at the time that its event gives it: one that is stored, or a ``new`` one."""
-    at_once = event or new
-    if at_once is None:
-        raise no_event("one that was set, or event_at beside it")
-    if at_once.cancelled_at is not None:
-        raise was_cancelled()
-    if valid.event_at is not None and valid.event_at.at != at_once.at:
-        raise is_set(at_once, "event_at")
-    zone = send_time.check_zone(at_once.zone or settings.zone)
-    send_at = valid.offset.from_event(at_once.at, zone)
+    present = open_event(event or new, "one that was set, or event_at beside it")
+    if valid.event_at is not None and valid.event_at.at != present.at:
+        raise set_otherwise(present, "event_at")
+    zone = send_time.check_zone(present.zone or settings.zone)
+    send_at = valid.offset.from_event(present.at, zone)
     send_time.check_range(send_at, now=now, farthest=settings.max_horizon, field="offset")
-    is_new = None if event else new
-    return valid._replace(send_at=send_at, event_token=at_once.token, new_event=is_new)
+    new = new if event is None else None
+    return valid._replace(send_at=send_at, event_token=present.token, new_event=new)
 
 
 def judge_times(valid: ValidDraft, *, now: datetime) -> None:

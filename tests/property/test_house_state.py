@@ -303,6 +303,7 @@ class HouseMachine(RuleBasedStateMachine):
         message = found.message
         new = NewSlot(
             found,
+            until=found.read_at + timedelta(minutes=1),
             send_at=from_ms(moving.asked_ms),
             next_attempt_at=from_ms(moving.asked_ms),
             enqueue_at=from_ms(moving.asked_ms),
@@ -312,7 +313,7 @@ class HouseMachine(RuleBasedStateMachine):
             asked_at=None,
             tail=moving.tail,
         )
-        self.house.parts.messages.move([new], within=timedelta(minutes=1))
+        self.house.parts.messages.move([new])
         accepted.at = asked
         self.model.ledger.swap(accepted.wish.scopes, message_id, second)
         if steps == 2:

@@ -201,9 +201,9 @@ def test_a_claimed_message_is_neither_changed_nor_moved(database: Database) -> N
         stored, changed = store.update([message.id], tokens=tokens, body=body, priority=9)
         now = stored[message.id].message
         assert (now.body, now.priority, changed) == (message.body, message.priority, set())
-    slot = NewSlot(before, later, later, later, None, None, None, None, "tail")
-    assert store.move_if_unchanged(slot, within=MINUTE).tail == ""
-    assert store.move([slot], within=MINUTE)[message.id].message.send_at == message.send_at
+    slot = NewSlot(before, later, later, later, later, None, None, None, None, "tail")
+    assert store.move_if_unchanged(slot).tail == ""
+    assert store.move([slot])[message.id].message.send_at == message.send_at
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

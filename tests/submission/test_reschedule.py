@@ -157,10 +157,11 @@ def test_a_move_waits_for_another_one_of_the_message_that_holds_the_time(
 def stand_still(house: House, happens: Callable[[], object]) -> None:
     """Let the next move be late when it changes the row, and this happen before."""
 
-    def late(slots: Sequence[NewSlot], **_: Any) -> dict[UUID, Movable]:
+    def late(slots: Sequence[NewSlot]) -> dict[UUID, Movable]:
         happens()
         vars(house.parts.moves)["messages"] = store
-        return house.parts.messages.move(slots, within=-MINUTE)
+        long_ago = [slot._replace(until=slot.before.read_at - MINUTE) for slot in slots]
+        return house.parts.messages.move(long_ago)
 
     store = house.between("moves", "messages", instead={"move": late})
 
