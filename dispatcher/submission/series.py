@@ -488,10 +488,10 @@ class SeriesList:
             named["recipients"] = [[who] if isinstance(who, str) else who for who in recipients]
         if named.setdefault("zone", self.settings.zone) != LOCAL:
             check_zone(named["zone"])
-        start = named.pop("start", self.clock.now().replace(second=0, microsecond=0))
+        present = self.clock.now().replace(second=0, microsecond=0)
         start, until = (
             wall_or_instant(moment, field) if isinstance(moment, str) else moment
-            for field, moment in (("start", start), ("until", until))
+            for field, moment in (("start", named.pop("start", present)), ("until", until))
         )
         try:
             series = Series(
@@ -504,6 +504,11 @@ class SeriesList:
         start = series.start
         if start.tzinfo is not None and MINYEAR < start.year < MAXYEAR:
             start = start.astimezone(rules(self._zone(series, None))).replace(tzinfo=None)
+        text = str(rule).upper()
+        # By RFC 5545 a rule has the minutes of its start, unless it names or counts them.
+        has_those = "BYHOUR" in text and "MINUTE" not in text and "SECONDLY" not in text
+        if fields.get("start") is None and has_those and start.minute:
+            start = start.replace(minute=0) + timedelta(hours=1)
         recurrence = Recurrence.parse(
             rule, start=start, until=until, count=count, gap=series.gap, repeat=series.repeat
         )

@@ -241,6 +241,28 @@ def test_a_series_may_be_added_again_as_it_is(build: Build, conflict: str) -> No
 
 
 @on_sqlite
+@pytest.mark.parametrize(
+    ("rule", "walls_of_it"),
+    [
+        ("FREQ=DAILY;BYHOUR=9,12;COUNT=3", ["01T12:00", "02T09:00", "02T12:00"]),
+        ("FREQ=DAILY;BYHOUR=11;COUNT=1", ["02T11:00"]),
+        ("FREQ=WEEKLY;BYDAY=SA;COUNT=1", ["02T11:31"]),
+        ("FREQ=MINUTELY;BYHOUR=11;COUNT=2", ["01T11:31", "01T11:32"]),
+    ],
+)
+def test_an_hour_without_minutes_is_the_full_one(
+    build: Build, rule: str, walls_of_it: list[str]
+) -> None:
+    """Whatever minute it is when the series is added without a start."""
+    house = build(quotas=ROOMY)
+    house.moved.advance(31 * MINUTE)
+    series = add(house, rule=rule)
+    book(house)
+    assert [message.send_at.strftime("%dT%H:%M") for message in booked(house)] == walls_of_it
+    assert add(house, rule=rule).start == series.start
+
+
+@on_sqlite
 def test_a_series_that_refuses_is_not_in_its_own_way(build: Build) -> None:
     house = build(quotas="1/hour")
     add(house, conflict="refuse")
