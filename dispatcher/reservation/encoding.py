@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from operator import attrgetter
 from secrets import token_hex
 from types import MappingProxyType
@@ -65,8 +65,6 @@ class Blackouts(NamedTuple):
     edges: tuple[int, ...] = ()
 
 
-_NO_BLACKOUTS = Blackouts(_NO_END)
-
 Judged = tuple[tuple[RuleSet, ...], Blackouts]
 """The rule sets of some scopes, and the blackouts."""
 
@@ -90,10 +88,6 @@ class QuotaSet:
         self.calendars = [quota for quota in self.quotas if isinstance(quota, CalendarQuota)]
         self.rule_set = lru_cache(maxsize=256)(self._rule_set)
         """The rule set for a priority and a zone, with these bounds of each calendar quota."""
-
-    def fixed(self, priority: int) -> RuleSet | None:
-        """Return the rule set for messages of a priority, unless that depends on the time."""
-        return None if self.calendars else self.rule_set(priority, "", ())
 
     def _rule_set(self, priority: int, zone: str, bounds: tuple[tuple[int, ...], ...]) -> RuleSet:
         ns = [
@@ -131,11 +125,6 @@ class Rules:
         self._sets: dict[Any, QuotaSet] = {**of_kinds, **own}
         """By kind; those of single scopes by kind and name."""
         self._key: Callable[[Scope], str | Named] = self._key_of if own else _kind
-        self.unchanging = cache(self._unchanging)
-        """What :meth:`table` returns for these sets and messages of a priority.
-
-        None where it depends on the time.
-        """
 
     def quotas(self, kind: str, name: str) -> Sequence[AnyQuota]:
         """Return the quotas of a scope, of its own or of its kind, calendar quotas last."""
@@ -158,11 +147,6 @@ class Rules:
 
     def quota(self, scope: Scope, index: int) -> AnyQuota:
         return self._sets[self._key(scope)].quotas[index - 1]
-
-    def _unchanging(self, keys: tuple[str | Named, ...], priority: int) -> Judged | None:
-        sets = [self._sets[key].fixed(priority) for key in keys]
-        fixed = tuple(rule_set for rule_set in sets if rule_set is not None)
-        return (fixed, _NO_BLACKOUTS) if len(fixed) == len(keys) else None
 
     def table(self, leg: Leg, at_ms: int, *, step: int = 0) -> Judged:
         """Return the rule sets of a leg, and the blackouts, for a search from ``at_ms`` on.
@@ -187,15 +171,12 @@ class Rules:
         sets = []
         for scope in scopes:
             quota_set = self._sets[self._key(scope)]
-            rule_set = quota_set.fixed(terms.priority)
-            if rule_set is None:
-                bounds = tuple(
-                    calendar.bounds(first_ms, periods, terms.zone)
-                    for calendar in quota_set.calendars
-                )
-                cover = min(cover, *(edges[-1] for edges in bounds))
-                rule_set = quota_set.rule_set(terms.priority, terms.zone, bounds)
-            sets.append(rule_set)
+            bounds = tuple(
+                calendar.bounds(first_ms, periods, terms.zone) for calendar in quota_set.calendars
+            )
+            cover = min([cover, *(edges[-1] for edges in bounds)])
+            zone = terms.zone if bounds else ""
+            sets.append(quota_set.rule_set(terms.priority, zone, bounds))
         edges = tuple(edge for span in quiet if span[0] < cover for edge in span)
         return tuple(sets), Blackouts(cover, edges)
 
@@ -216,15 +197,10 @@ class Rules:
         names: list[str] = [keys.pending, keys.epoch]
         messages: list[bytes | str] = []
         numbers: dict[tuple[bool, Judged], int] = {}
-        encode: Callable[[tuple[_ScriptTerms, ...]], bytes] = _encoded_once
         for leg, booking in requests:
-            message_id, of, asked_ms, latest_ms, submit, tail, left_tail, leaving = booking
-            table = None
-            if of.quiet is None:
-                table = self.unchanging(tuple(map(self._key, leg.scopes)), of.priority)
+            message_id, _, asked_ms, latest_ms, submit, tail, left_tail, leaving = booking
             has_extra = submit is not None or judged != b"" or left_tail is not None
-            if table is None:
-                table, encode = self.table(leg, asked_ms, step=step), packed
+            table = self.table(leg, asked_ms, step=step)
             number = numbers.setdefault((has_extra, table), len(numbers) + 1)
             at = b"%d" % asked_ms
             latest = at if latest_ms == asked_ms else b"%d" % latest_ms
@@ -237,7 +213,7 @@ class Rules:
             names += [keys.window(scope.name, scope.kind) for scope in leg.scopes]
         words = [b"%d" % pending_grace_ms, b"%d" % (under_way_ms + pending_grace_ms)]
         terms = tuple(_ScriptTerms(has_extra, *table) for has_extra, table in numbers)
-        return names, [*words, encode(terms), *messages]
+        return names, [*words, _encoded(terms), *messages]
 
 
 def longest_ms(quotas: Iterable[AnyQuota]) -> int:
@@ -250,5 +226,5 @@ def _spans(quiet: Hours, zone: str, start_ms: int, end_ms: int) -> list[tuple[in
     return quiet.inside(zone, start_ms, end_ms)
 
 
-_encoded_once = lru_cache(maxsize=256)(packed)
-"""Only for terms that do not depend on the time: the same terms come again."""
+_encoded = lru_cache(maxsize=256)(packed)
+"""Most messages have the same terms as those before."""
