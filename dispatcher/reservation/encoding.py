@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
+from itertools import chain
 from operator import attrgetter
 from secrets import token_hex
 from types import MappingProxyType
@@ -18,7 +19,7 @@ from dispatcher.times.quiet_hours import Hours, Interval
 from dispatcher.times.zones import DAY_MS
 
 if TYPE_CHECKING:
-    from dispatcher.reservation.booking import BookingRequest, Leg, Terms
+    from dispatcher.reservation.booking import BookingRequest, Leg
 
 ENDLESS = "the search for a free slot was stopped at its bound"
 ID_BYTES = 16
@@ -154,31 +155,29 @@ class Rules:
         What they cover grows with ``step``: how often the search has gone on. Raises
         ReservationsUnavailable beyond the year 9999.
         """
+        terms = leg.terms
+        cover, first_ms = _NO_END, at_ms
+        quiet: list[Interval] = []
+        periods = min(_FIRST_PERIODS << 2 * step, _MOST_PERIODS)
+        sets: list[RuleSet] = []
         try:
-            return self._table(leg.terms, leg.scopes, at_ms, step)
+            if terms.quiet is not None:
+                days = min(_FIRST_DAYS << 2 * step, _MOST_DAYS)
+                start, cover = at_ms - at_ms % DAY_MS, (at_ms // DAY_MS + days) * DAY_MS
+                quiet = _spans(terms.quiet, terms.zone, start, cover)
+                # No time in quiet hours is judged.
+                first_ms = next((until for since, until in quiet if since <= at_ms < until), at_ms)
+            for scope in leg.scopes:
+                quota_set = self._sets[self._key(scope)]
+                if not (calendars := quota_set.calendars):
+                    sets.append(quota_set.rule_set(terms.priority, "", ()))
+                    continue
+                bounds = tuple(quota.bounds(first_ms, periods, terms.zone) for quota in calendars)
+                cover = min(cover, *(edges[-1] for edges in bounds))
+                sets.append(quota_set.rule_set(terms.priority, terms.zone, bounds))
         except OverflowError:
             raise ReservationsUnavailable(ENDLESS) from None
-
-    def _table(self, terms: Terms, scopes: Sequence[Scope], at_ms: int, step: int) -> Judged:
-        cover, first_ms, quiet = _NO_END, at_ms, list[Interval]()
-        if terms.quiet is not None:
-            days = min(_FIRST_DAYS << 2 * step, _MOST_DAYS)
-            start, cover = at_ms - at_ms % DAY_MS, (at_ms // DAY_MS + days) * DAY_MS
-            quiet = _spans(terms.quiet, terms.zone, start, cover)
-            # No time in quiet hours is judged.
-            first_ms = next((until for since, until in quiet if since <= at_ms < until), at_ms)
-        periods = min(_FIRST_PERIODS << 2 * step, _MOST_PERIODS)
-        sets = []
-        for scope in scopes:
-            quota_set = self._sets[self._key(scope)]
-            bounds = tuple(
-                calendar.bounds(first_ms, periods, terms.zone) for calendar in quota_set.calendars
-            )
-            cover = min([cover, *(edges[-1] for edges in bounds)])
-            zone = terms.zone if bounds else ""
-            sets.append(quota_set.rule_set(terms.priority, zone, bounds))
-        edges = tuple(edge for span in quiet if span[0] < cover for edge in span)
-        return tuple(sets), Blackouts(cover, edges)
+        return tuple(sets), Blackouts(cover, tuple(chain.from_iterable(quiet)))
 
     def reserve_call(
         self,
