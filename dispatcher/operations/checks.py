@@ -767,7 +767,7 @@ def _rounded(length: timedelta) -> timedelta:
 def zones_wishes(doctor: Doctor) -> Finding:
     """Look at the messages that are to be enqueued next."""
     _ = doctor.tables
-    wrong = [row for page in doctor.wishes.wrong_messages(most=1) for row in page]
+    wrong = next(doctor.wishes.wrong_messages(), [])
     if not wrong:
         return ok("the next messages go out at the local times that were asked for")
     if unknown := {row.zone for row in wrong if row.means is None}:

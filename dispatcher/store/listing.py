@@ -125,7 +125,7 @@ class StoredVersion(NamedTuple):
         return cls(message.id, token, *counts, message.status)
 
 
-class IndexScan(NamedTuple):
+class _IndexScan(NamedTuple):
     """The index along which messages are read, and the conditions that lead to it.
 
     A column before the last one is compared as a range of one value: by equality a database might
@@ -348,7 +348,7 @@ class Listing:
 
     def _scan(
         self, selection: Selection, before: UUID | None = None, *, oldest_first: bool = True
-    ) -> IndexScan:
+    ) -> _IndexScan:
         tables, row = self._tables, self._tables.messages.c
         where = [] if before is None else [row.id < before]
         if selection.made_after is not None:
@@ -357,7 +357,7 @@ class Listing:
         value: Status | None = None
         named = selection.recipient is not None or selection.idempotency_key is not None
         if named or selection.overdue or selection.status in _FEW:
-            return IndexScan(columns, where, oldest_first, finds=True)
+            return _IndexScan(columns, where, oldest_first, finds=True)
         labels = ((row.event, selection.event), (row.campaign, selection.campaign))
         label = next((label for label in labels if label[1] is not None), None)
         if label is not None:
@@ -369,9 +369,9 @@ class Listing:
             where += [tables.has_ended, tables.is_unsent, row.status.between(value, value)]
         elif selection.status is not None:
             where.append(tables.lies_with(selection.status))
-        return IndexScan(columns, where, oldest_first, value)
+        return _IndexScan(columns, where, oldest_first, value)
 
-    def _conditions(self, selection: Selection, scan: IndexScan) -> list[ColumnElement[bool]]:
+    def _conditions(self, selection: Selection, scan: _IndexScan) -> list[ColumnElement[bool]]:
         tables = self._tables
         messages, keys = tables.messages, tables.keys
         named = {messages.c.recipient: selection.recipient, messages.c.scope: selection.scope}
@@ -435,7 +435,7 @@ class Figures:
                 .where(has_status, place)
                 .group_by(row.channel, row.status)
             )
-            rows, edge = self._counted(query, IndexScan([by], [has_status]))
+            rows, edge = self._counted(query, _IndexScan([by], [has_status]))
             counted += rows
             complete = complete and edge is None
         return Counts(now=now, since=since, by_channel=_by_channel(counted), complete=complete)
@@ -476,7 +476,7 @@ class Figures:
             .group_by(minute, row.status)
         )
         counts: dict[datetime, Counter[str]] = {}
-        latest_first = IndexScan([row.finished_at], [ended], oldest_first=False)
+        latest_first = _IndexScan([row.finished_at], [ended], oldest_first=False)
         rows, edge = self._counted(query, latest_first)
         for at, status, count, late in rows:
             hour = counts.setdefault(at.replace(minute=0), Counter())
@@ -506,7 +506,7 @@ class Figures:
         )
         by_channel: dict[str, Counter[datetime]] = {}
         late: Counter[str] = Counter()
-        rows, edge = self._counted(query, IndexScan([messages.c.enqueue_at], where))
+        rows, edge = self._counted(query, _IndexScan([messages.c.enqueue_at], where))
         for channel, at, count in rows:
             minutes = by_channel.setdefault(channel, Counter())
             if at < start:
@@ -522,7 +522,7 @@ class Figures:
             counted_until=end if edge is None else edge - self._put_off,
         )
 
-    def _counted(self, query: Select[Any], scan: IndexScan) -> tuple[list[Any], Any]:
+    def _counted(self, query: Select[Any], scan: _IndexScan) -> tuple[list[Any], Any]:
         size = min(_COUNTED, MOST_COUNTED)
         stretches = scan.stretches(self._database, size=size)
         rows: list[Any] = []

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
-from functools import partial
-from itertools import islice
+from itertools import chain
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -18,7 +17,6 @@ from dispatcher.store.database import Database
 from dispatcher.store.engines.base import pages
 from dispatcher.store.engines.types import database_now
 from dispatcher.store.events import EventRows, meant_at
-from dispatcher.store.listing import IndexScan
 from dispatcher.store.schema import Event
 from dispatcher.times.offset import Offset
 from dispatcher.times.send_time import check_zone, instant_of
@@ -43,10 +41,6 @@ class WrongTime(NamedTuple):
     now: datetime | None = None
     refused: str | None = None
 
-    @property
-    def moves_later(self) -> bool:
-        return self.means is not None and self.means > self.at
-
 
 class Wishes:
     """Compares stored times with what was asked for. ``zone`` is that of events without one."""
@@ -57,48 +51,40 @@ class Wishes:
         self._zone = zone
         tables = database.tables
         self._messages, self._events = message, event = tables.messages.c, tables.events.c
-        self._scheduled = [tables.is_in_index(Status.SCHEDULED), tables.is_live]
         at = func.coalesce(message.asked_at, message.send_at).label("at")
-        wished = select(message.id, message.event, message.zone, message.wish, at)
-        self._wished = wished.add_columns(message.enqueue_at).where(
-            *self._scheduled, message.wish.is_not(None), message.send_at > database_now()
-        )
+        self._scheduled = select(
+            message.id, message.event, message.zone, message.wish, at, message.enqueue_at,
+            (message.send_at > database_now()).label("is_to_come"),
+        ).where(tables.is_in_index(Status.SCHEDULED), tables.is_live)  # fmt: skip
         no_id, name = null().label("id"), event.name.label("event")
-        self._to_come = select(no_id, name, event.zone, event.wish, event.at).where(
+        self._to_come = select(no_id, name, event.name, event.zone, event.wish, event.at).where(
             event.wish.is_not(None), event.cancelled_at.is_(None), event.at > database_now()
         )
 
-    def wrong_events(self) -> Iterator[list[WrongTime]]:
-        scan = IndexScan([self._events.name], [])
-        for start, end in scan.stretches(self._database, size=_EXAMINED):
-            rows = self._database.read(self._to_come.where(*scan.between(start, end)))
-            yield self._wrong(rows, {})
+    def wrong_events(self) -> Iterator[WrongTime]:
+        read = pages(self._database.read, self._to_come, [self._events.name], _EXAMINED)
+        return filter(None, map(self._wrong, chain.from_iterable(read)))
 
-    def wrong_messages(
-        self, *, last_first: bool = False, most: int | None = None
-    ) -> Iterator[list[WrongTime]]:
-        """Yield pages, by the index of what is to be enqueued; ``most`` of them."""
-        row = self._messages
-        scan = IndexScan([row.enqueue_at], self._scheduled, oldest_first=not last_first)
-        read = partial(pages, self._database.read, key=(row.enqueue_at, row.id), size=_EXAMINED)
-        for start, end in islice(scan.stretches(self._database, size=_EXAMINED), most):
-            stretch = read(self._wished.where(*scan.between(start, end)), last_first=last_first)
-            for rows in islice(stretch, most):
-                followed = {row.event for row in rows if "T" not in row.wish}
-                yield self._wrong(rows, self._event_rows.read([*followed]) if followed else {})
+    def wrong_messages(self) -> Iterator[list[WrongTime]]:
+        """Yield those of the messages that are next to be enqueued, of those behind them, etc."""
+        key = (self._messages.enqueue_at, self._messages.id)
+        for rows in pages(self._database.read, self._scheduled, key, _EXAMINED):
+            wished = [row for row in rows if row.wish is not None and row.is_to_come]
+            followed = {row.event for row in wished if "T" not in row.wish}
+            events = self._event_rows.read([*followed])
+            compared = (self._wrong(row, events.get(row.event)) for row in wished)
+            yield [*filter(None, compared)]
 
-    def _wrong(self, rows: Sequence[Row[Any]], events: Mapping[str, Event]) -> list[WrongTime]:
-        compared = [
-            WrongTime(row.id, row.event, row.zone, row.wish, row.at,
-                      self._means(row.wish, row.zone, events.get(row.event)))
-            for row in rows if "T" in row.wish or row.event in events
-        ]  # fmt: skip
-        return [row for row in compared if row.means != row.at]
-
-    def _means(self, wish: str, zone: str | None, event: Event | None) -> datetime | None:
+    def _wrong(self, row: Row[Any], event: Event | None = None) -> WrongTime | None:
+        means = None
         with suppress(InvalidSendTime):
-            if event is None or "T" in wish:
-                return instant_of(wish, zone or "UTC")
-            zone = event.zone or self._zone
-            return Offset.parse(wish).from_event(meant_at(event), check_zone(zone))
-        return None
+            if "T" in row.wish:
+                means = instant_of(row.wish, row.zone or "UTC")
+            elif event is None:  # that of a reminder was deleted
+                return None
+            else:
+                zone = check_zone(event.zone or self._zone)
+                means = Offset.parse(row.wish).from_event(meant_at(event), zone)
+        if means == row.at:
+            return None
+        return WrongTime(row.id, row.event, row.zone, row.wish, row.at, means)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 from uuid import UUID
 
 from dispatcher.errors import DispatcherError, Unavailable
@@ -14,6 +15,8 @@ from dispatcher.store.wishes import Wishes, WrongTime
 from dispatcher.submission.changes import ChangeResult, Changes, NewTime
 from dispatcher.submission.events import EventList
 
+_AT_ONCE = 500
+
 
 @dataclass(kw_only=True)
 class ZoneRepair:
@@ -22,22 +25,19 @@ class ZoneRepair:
     event_list: EventList
 
     def check(self) -> Iterator[WrongTime]:
-        pages = chain(self.wishes.wrong_events(), self.wishes.wrong_messages())
-        return chain.from_iterable(pages)
+        messages = chain.from_iterable(self.wishes.wrong_messages())
+        return chain(self.wishes.wrong_events(), messages)
 
     def repair(self, on_conflict: OnConflict) -> Iterator[WrongTime]:
         """Move events with their reminders, then messages; yield each with what came of it.
 
-        Of those that move later the last goes first, of the others the first: so none finds its
-        place still taken by the next one. Raises Unavailable.
+        Raises Unavailable.
         """
-        for page in self.wishes.wrong_events():
-            for row in page:
-                yield _told(row, self._moved(row.event or "", on_conflict))
-        for later in (True, False):
-            for page in self.wishes.wrong_messages(last_first=later):
-                rows = [row for row in page if row.moves_later is later]
-                yield from self._repaired(rows, on_conflict)
+        for row in self.wishes.wrong_events():
+            yield _told(row, self._moved(row.event, on_conflict))
+        rows = sorted(chain.from_iterable(self.wishes.wrong_messages()), key=_turn)
+        for start in range(0, len(rows), _AT_ONCE):
+            yield from self._repaired(rows[start : start + _AT_ONCE], on_conflict)
 
     def _repaired(self, rows: Sequence[WrongTime], on_conflict: OnConflict) -> Iterator[WrongTime]:
         """Move messages that have a time of their own, and the events of reminders."""
@@ -46,7 +46,7 @@ class ZoneRepair:
         results: dict[UUID | None, Event | ChangeResult] = {}
         results |= zip(own, self.changes.reschedule_many(own, new_time), strict=True)
         reminders = {row.id: row.event for row in rows if row.id and row.id not in results}
-        events = {name: self._moved(name or "", on_conflict) for name in {*reminders.values()}}
+        events = {name: self._moved(name, on_conflict) for name in {*reminders.values()}}
         moved = self.changes.messages.movables([*reminders])
         for row in rows:
             if row.id in reminders:
@@ -55,11 +55,17 @@ class ZoneRepair:
                 results[row.id] = moved[row.id].message if stands else answer
             yield _told(row, results[row.id])
 
-    def _moved(self, name: str, on_conflict: OnConflict) -> Event | DispatcherError:
+    def _moved(self, name: str | None, on_conflict: OnConflict) -> Event | DispatcherError:
         try:
-            return self.event_list.move(name, None, None, on_conflict, "refuse")
+            return self.event_list.move(name or "", None, None, on_conflict, "refuse")
         except DispatcherError as refused:
             return refused
+
+
+def _turn(row: WrongTime) -> tuple[Any, ...]:
+    """Sort what moves later from the last on, the rest from the first: so none is in the way."""
+    moves_later = row.means is not None and row.means > row.at
+    return not moves_later, -row.at.timestamp() if moves_later else row.at.timestamp()
 
 
 def _told(row: WrongTime, result: Event | ChangeResult) -> WrongTime:

@@ -455,11 +455,11 @@ def test_a_look_at_wishes_reads_no_more_than_what_is_due_next(
     vacuum = "VACUUM ANALYZE dispatcher_messages"
     database.run(lambda connection: connection.exec_driver_sql(vacuum))
     looking = Wishes(database, EventRows(database, Messages(database)), "UTC")
-    for last_first in (False, True):
+    pages = looking.wrong_messages()
+    for _ in range(2):
         with asked_of(database.engine) as asked:
-            [page] = looking.wrong_messages(last_first=last_first, most=1)
-        assert len(page) == at_once
+            assert len(next(pages)) == at_once
         with database.engine.connect() as connection:
             for statement, values in asked:
                 plan = plan_of(connection, statement, values, "ANALYZE")
-                assert touched(plan) <= at_once + 1, statement
+                assert touched(plan) <= at_once + 2, statement

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -177,13 +176,9 @@ def pages(
     query: sa.Select[Any],
     key: Sequence[sa.ColumnElement[Any]],
     size: int,
-    *,
-    last_first: bool = False,
 ) -> Iterator[list[sa.Row[Any]]]:
     """Yield the rows of a query, which has the columns of ``key``, in the order of that."""
-    order = [column.desc() if last_first else column for column in key]
-    after, from_ = (operator.lt, operator.le) if last_first else (operator.gt, operator.ge)
-    page = query = query.order_by(*order).limit(size)
+    page = query = query.order_by(*key).limit(size)
     while True:
         rows = list(read(page))
         if rows:
@@ -191,9 +186,9 @@ def pages(
         if len(rows) < size:
             return
         first, *more = last = [sa.literal(rows[-1]._mapping[column], column.type) for column in key]
-        behind = [after(key[0], first)]
+        behind = [key[0] > first]
         if more:  # redundant: MariaDB does not seek in an index by a tuple
-            behind = [from_(key[0], first), after(sa.tuple_(*key), sa.tuple_(*last))]
+            behind = [key[0] >= first, sa.tuple_(*key) > sa.tuple_(*last)]
         page = query.where(*behind)
 
 
