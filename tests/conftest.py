@@ -44,7 +44,7 @@ _ON_POSTGRESQL = (
     *(
         f"tests/submission/test_{each}"
         for each in (
-            "async", "crashes", "idempotency_races", "if_unchanged", "late_duplicates",
+            "async", "crashes", "if_unchanged", "late_duplicates",
             "slow_store", "store_faults", "transaction",
         )
     ),

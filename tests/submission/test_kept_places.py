@@ -86,21 +86,3 @@ def test_a_move_is_judged_by_the_priority_of_its_message(house: House) -> None:
     assert house.dispatcher.reschedule(high.id, send_at=AT + 9 * MINUTE).send_at == AT + 9 * MINUTE
     shifted = house.dispatcher.reschedule(low.id, send_at=AT, on_conflict="shift")
     assert shifted.send_at == AT + HOUR + MINUTE
-
-
-def test_the_channel_gives_the_priority(build: Build) -> None:
-    channels = {"memory": {"transport": "memory", "priority": 50}}
-    house = build(quotas=TEXT, channels=channels)
-    for n in range(5):
-        house.submit(send_at=AT + n * MINUTE)
-    assert house.dispatcher.next_slot(recipient="ada", channel="memory", after=AT) == AT + HOUR
-
-
-def test_a_place_stays_kept_after_a_rebuild(house: House) -> None:
-    full_but_one(house)
-    house.redis.flushall()
-    house.parts.reconciler.reconcile()
-    with pytest.raises(QuotaExceeded):
-        house.submit(send_at=AT + 9 * MINUTE)
-    house.submit(send_at=AT + 9 * MINUTE, priority=50)
-    assert house.dispatcher.verify_windows().equal

@@ -1,18 +1,25 @@
-"""A repeated keyed submit shares the place of a first one that died, and the sweep leaves it."""
+"""A repeated keyed submit shares the place of the first one, be it dead or under way beside it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from typing import Any
 from uuid import UUID
 
 import pytest
 from sqlalchemy import update
 
-from dispatcher import Message, MessageNotFound, QuotaExceeded, StoreUnavailable
+from dispatcher import (
+    IdempotencyConflict,
+    Message,
+    MessageNotFound,
+    QuotaExceeded,
+    StoreUnavailable,
+)
 from dispatcher.times.send_time import to_ms
-from tests.support.doubles import Between, once, raising
+from tests.support.doubles import Between, at_once, once, raising
 from tests.support.house import FAR, House, let_graces_pass
 from tests.support.house_fixtures import Build
 from tests.support.tables import messages
@@ -144,3 +151,15 @@ def test_an_id_given_up_is_no_message_and_is_pruned(build: Build) -> None:
     old = update(messages).values(next_attempt_at=long_ago)
     house.database.run(lambda connection: connection.execute(old))
     assert house.parts.sweep.prune() == 1
+
+
+def test_threads_with_one_key_and_two_contents_agree_on_one(house: House) -> None:
+    bodies = [{"text": "one"}, {"text": "two"}] * 16
+    asked: dict[str, Any] = {"send_at": SOON, "idempotency_key": "key"}
+    answers = at_once([partial(house.submit, **asked, body=body) for body in bodies])
+    messages = [answer for answer in answers if isinstance(answer, Message)]
+    conflicts = [answer for answer in answers if isinstance(answer, IdempotencyConflict)]
+    assert len(messages) == len(conflicts) == 16
+    assert len({message.id for message in messages}) == 1
+    assert len(house.rows()) == 1
+    assert house.reservations() == house.all_members()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -22,7 +22,6 @@ from dispatcher import (
     TooLate,
 )
 from dispatcher.message import new_id
-from dispatcher.reservation.booking import BookingRequest
 from tests.support.callers import callers_engine
 from tests.support.house import FAR, House, draft, hour_ago
 from tests.support.house_fixtures import Build
@@ -74,28 +73,6 @@ def test_a_message_has_the_priority_of_its_draft_else_that_of_its_channel(
         moved = house.dispatcher.reschedule(made.id, send_in=HOUR)
         assert moved.priority == priority, asked
         house.dispatcher.cancel(made.id)
-
-
-def test_what_is_booked_and_moved_is_judged_by_the_priority(build: Build) -> None:
-    house = build(channels=CHANNELS)
-    judged: list[int] = []
-
-    def noting(call: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(requests: Sequence[BookingRequest], **more: Any) -> Any:
-            judged.extend(request.terms.priority for request in requests)
-            return call(requests, **more)
-
-        return noted
-
-    parts = house.parts
-    house.between(
-        "own_transaction", "reservations", instead={"reserve": noting(parts.reserver.reserve)}
-    )
-    house.between("moves", "windows", instead={"move_many": noting(parts.windows.move_many)})
-    for recipient, priority in (("ada", None), ("ben", 60)):
-        message = house.submit(recipient, send_at=FAR + HOUR, priority=priority)
-        house.dispatcher.reschedule(message.id, send_in=2 * HOUR)
-    assert judged == [-40, -40, 60, 60]
 
 
 @pytest.mark.parametrize("priority", ["101", "-101", "high", "1.5", ""])
