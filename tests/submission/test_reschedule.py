@@ -245,7 +245,12 @@ def test_a_place_that_a_slow_move_has_lost_in_one_shard_is_restored(
         house.redis.delete(windows[lost])
         house.moved.advance(house.settings.settle + timedelta(milliseconds=1))
 
+    def look() -> None:
+        kept = [house.redis.zcard(window) for window in windows]
+        assert sum(kept) == 4, "the old places stay until the new ones are surely there"
+
     house.between("moves", "messages", after={"move": once(lose)})
+    house.between("moves", "reserver", before={"restore": look})
     moved = house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
     assert moved.send_at == LATER + HOUR
     assert "reservations that were lost while their messages moved" in caplog.text
