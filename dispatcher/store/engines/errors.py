@@ -82,6 +82,7 @@ _MEANINGS = (
     (_LACKS_A_RIGHT, "its user lacks a right"),
     ({"22P05", 1366}, "its encoding lacks a character of a text"),
     ({"SQLITE_BUSY"}, "another connection was writing for too long"),
+    ({"55P03", 1205}, "another transaction, perhaps of this thread, kept a row for too long"),
 )
 _TOO_LONG = frozenset({"57014", 1969})
 """The statement took longer than it may."""
