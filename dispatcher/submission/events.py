@@ -9,7 +9,7 @@ from functools import partial
 from secrets import token_hex
 from typing import Literal, get_args
 
-from dispatcher.errors import DispatcherError, QuotaExceeded, StoreUnavailable
+from dispatcher.errors import DispatcherError, InvalidSendTime, QuotaExceeded, StoreUnavailable
 from dispatcher.faults import fault
 from dispatcher.message import MAX_EVENT, Message, OnConflict, Status, check_text
 from dispatcher.settings import Settings
@@ -138,6 +138,10 @@ class EventList:
             if send_at < now and past == "cancel":
                 late.append(message.id)
                 continue
+            if send_at < now and past == "refuse":
+                problem = f"a message {message.wish} from it would be due at {send_at.isoformat()}"
+                accepted = "a later time, or past as cancel or now"
+                raise InvalidSendTime("at", f"{problem}, which is past", accepted)
             new_time = NewTime(send_at=send_at, on_conflict=wish.on_conflict)
             if send_at < now and past == "now":
                 new_time = NewTime(send_in=timedelta(0), on_conflict=wish.on_conflict)

@@ -326,7 +326,7 @@ def test_a_move_that_one_of_five_cannot_make_changes_nothing(house: House) -> No
     with pytest.raises(QuotaExceeded) as refused:
         house.dispatcher.events.move(EVENT, AT + DAY)
     assert refused.value.conflicting == (other.id,)
-    with pytest.raises(InvalidDraft, match=r"send_at: .*is past"):
+    with pytest.raises(InvalidDraft, match=r"at: .*which is past; .*cancel or now"):
         house.dispatcher.events.move(EVENT, FAR - MINUTE)
     assert house.rows() == before
     assert windows_of(house) == promised(house)
