@@ -47,7 +47,7 @@ MAX_TEXT, MAX_RULES, MAX_COUNT = 2_000, 10, 10_000
 _EPOCH, _YEARS = datetime(1970, 1, 1, tzinfo=UTC), range(1970, 9_001)
 _CENTURY_MS, _LAST_MS = 36_525 * DAY_MS, 7_700 * 365 * DAY_MS
 _SEARCHED_YEAR = 9_799  # dateutil begins no later: an interval and a search take a century each
-_PATIENCE = 40_000  # so many idle steps end the search of a rule by elapsed time
+_PATIENCE = 1_000_000  # so many slots without an instant end the search by elapsed time
 _ELAPSED_MS = {"HOURLY": 3_600_000, "MINUTELY": 60_000, "SECONDLY": 1_000}
 _LENGTHS_MS = {
     "YEARLY": 366 * DAY_MS, "MONTHLY": 31 * DAY_MS, "WEEKLY": 7 * DAY_MS, "DAILY": DAY_MS,
@@ -262,39 +262,41 @@ def _walls(parts: _Parts, start: datetime, span: tuple[int, int]) -> Iterator[da
 def _ticks(
     parts: _Parts, zone: ZoneInfo, first_ms: int, span: tuple[int, int], excluded: Set[date]
 ) -> Iterator[datetime]:
-    """Yield the instants of a rule by elapsed time in a span, or up to its end with a COUNT."""
-    begin, end, idle = max(span[0], first_ms), span[1], 0
+    """Yield the instants of a rule by elapsed time in a span, or up to its end with a COUNT.
+
+    From day to day of the zone: of each slot of its clock that the BY parts leave, the instants
+    that are whole intervals from the start.
+    """
+    begin, end = max(span[0], first_ms), span[1]
     if "COUNT" in parts:
         begin, end, excluded = first_ms, min(end, first_ms + _CENTURY_MS), frozenset()
     by = {name: [*map(int, parts[name].split(","))] for name in _CLOCK if name in parts}
-    unit, minute = _ELAPSED_MS[parts["FREQ"]], _ELAPSED_MS["MINUTELY"]
-    seconds = by.pop("BYSECOND") if unit >= minute else [0]
-    every, tick = unit * int(parts.get("INTERVAL", "1")), minute if "BYMINUTE" in by else unit
-    waits = [
-        (size, [min((value - n) % ring for value in by[name]) for n in range(ring)])
-        for name, (size, ring) in _CLOCK.items()
-        if name in by
-    ]
-    fits = lru_cache(maxsize=1)(lambda day: _fits(parts, _utc(day * DAY_MS).date(), excluded))
+    unit = _ELAPSED_MS[parts["FREQ"]]
+    every = unit * int(parts.get("INTERVAL", "1"))
+    seconds = [0] if parts["FREQ"] == "SECONDLY" else by.pop("BYSECOND")
+    has_minutes = parts["FREQ"] == "HOURLY" and "BYMINUTE" in by
+    slots, length = [0], DAY_MS
+    for name in [*_CLOCK][: max(map([*_CLOCK].index, by), default=-1) + 1]:
+        length, number = _CLOCK[name]
+        slots = [slot + length * n for slot in slots for n in by.get(name, range(number))]
     [(_, _, offset)] = zones.pieces(zone, first_ms, first_ms + 1)
-    origin = first_ms - (first_ms + offset) % (unit if tick < unit else min(unit, minute))
-    at = until = begin - 59_000
-    while at < end and idle < _PATIENCE:
-        period, into = divmod(at - origin, every)
-        into = -(-into // tick) * tick
-        at, idle = origin + period * every + (into if into < unit else every), idle + 1
-        if at >= until:
-            _, until, offset = zones.pieces(zone, at, at + DAY_MS)[0]
-        clock = at + offset
-        wait = DAY_MS - clock % DAY_MS
-        if fits(clock // DAY_MS):
-            near = ((ns[clock // size % len(ns)] * size, clock % size) for size, ns in waits)
-            wait = next((ahead - into for ahead, into in near if ahead), 0)
-        if wait:
-            at = min(until, at + wait)
-        else:
-            yield from (_utc(ms) for s in seconds if (ms := at + s * 1_000) >= begin)
-            at, idle = at + 1, 0
+    origin = first_ms - (first_ms + offset) % (unit if has_minutes else min(unit, 60_000))
+    at, idle = begin - 59_000, 0
+    while at < end and idle < _PATIENCE // (len(slots) + 25):
+        _, until, offset = zones.pieces(zone, at, at + DAY_MS)[0]
+        day = (at + offset) // DAY_MS
+        midnight, idle = day * DAY_MS - offset, idle + 1
+        until = min(until, midnight + DAY_MS, end)
+        for slot in slots if _fits(parts, _utc(day * DAY_MS).date(), excluded) else ():
+            first, last = max(at, midnight + slot), min(until, midnight + slot + length)
+            ticks = range(first + (origin - first) % every, last, every)
+            if has_minutes:
+                is_due = first == midnight + slot and (first - origin) % every < unit
+                ticks = range(first, last, length) if is_due else range(0)
+            for tick in ticks:
+                idle = 0
+                yield from (_utc(ms) for s in seconds if (ms := tick + s * 1_000) >= begin)
+        at = until if has_minutes else until + (origin - until) % every
 
 
 def _fits(parts: _Parts, day: date, excluded: Set[date]) -> bool:
