@@ -92,6 +92,16 @@ local function tidy(line, order)
   end
 end
 
+-- Permits that a rebuild put there are judged as if they were not there.
+for number, request in ipairs(call.requests) do
+  for _, log in ipairs(request.logs) do
+    local at = score_of(KEYS[4 * log - 2], ARGV[2 + number])
+    if at and at % 1 ~= 0 then
+      redis.call('ZREM', KEYS[4 * log - 2], ARGV[2 + number])
+    end
+  end
+end
+
 for number, of in ipairs(call.logs) do
   local kind, key = call.kinds[of], 4 * number - 2
   local state = {
@@ -319,29 +329,6 @@ local function join_line(asked, member, turn, cost)
   redis.call('ZADD', state.line, turn, member)
 end
 
--- Remove a permit that a rebuild put there, so that its request is judged.
-local function forget_restored(state, id)
-  local at = redis.call('ZSCORE', state.log, id)
-  at = at and tonumber(at)
-  if not at or at % 1 == 0 then
-    return
-  end
-  redis.call('ZREM', state.log, id)
-  for index, taken in pairs(state.taken) do
-    if at > now - state.limits[index + 1] then
-      state.taken[index] = taken - 1
-    end
-  end
-  for number, period in ipairs(state.periods) do
-    if at >= state.calendars[number][period.at] then
-      period.taken = period.taken - 1
-    end
-  end
-  if at > now + 1 then
-    state.in_hand = state.in_hand - 1
-  end
-end
-
 local reply = {}
 for number, request in ipairs(call.requests) do
   local id = ARGV[2 + number]
@@ -350,9 +337,6 @@ for number, request in ipairs(call.requests) do
   local asks, at, binding, limit = {}, closed, nil, nil
   for _, log in ipairs(request.logs) do
     local state = states[log]
-    if not state.empty then
-      forget_restored(state, id)
-    end
     local asked = {state = state, log = log}
     local room = closed == now and room_of(state) or 0
     if state.gives_turns then
