@@ -122,31 +122,31 @@ class _LogKind:
     def __init__(
         self, limits: Sequence[LogLimit], reach: str, *, gives_turns: bool = False
     ) -> None:
-        rolling = [limit for limit in limits if isinstance(limit, Limit)]
-        self.calendars = [limit for limit in limits if isinstance(limit, CalendarLimit)]
-        self._lengths = [word for limit in rolling for word in (limit.count, limit.length_ms)]
-        self._most = min((limit.count for limit in limits if isinstance(limit, InHand)), default=0)
+        self._limits = limits
+        self.follows_calendar = any(isinstance(limit, CalendarLimit) for limit in limits)
         self.gives_turns = gives_turns
         self.longest_ms = max(limit.longest_ms for limit in limits)
         self._reach = reach
         subject = "scope" if reach == _SCOPES else reach
-        hands = [limit for limit in limits if isinstance(limit, InHand)]
-        self.names = [f"{subject}: {limit}" for limit in [*rolling, *self.calendars, *hands]]
-        """Of its limits, in the order in which ``take_permits.lua`` counts them."""
+        self.names = [f"{subject}: {limit}" for limit in limits]
 
     def words(self, at_ms: int) -> dict[str, object]:
         """Return what ``take_permits.lua`` reads of it, at about that time (ms since 1970)."""
         return {
-            "limits": self._lengths,
-            "calendars": [
-                [limit.count, *limit.bounds(limit.bounds(at_ms, 1)[0] - 1, _PERIODS)]
-                for limit in self.calendars
-            ],
-            "most": self._most,
+            "limits": [_words_of(limit, at_ms) for limit in self._limits],
             "reach": self._reach,
             "longest": self.longest_ms,
             "gives_turns": self.gives_turns,
         }
+
+
+def _words_of(limit: LogLimit, at_ms: int) -> dict[str, object]:
+    if isinstance(limit, Limit):
+        return {"count": limit.count, "length": limit.length_ms}
+    if isinstance(limit, CalendarLimit):
+        [begins_ms, _] = limit.bounds(at_ms, 1)
+        return {"count": limit.count, "bounds": limit.bounds(begins_ms - 1, _PERIODS)}
+    return {"count": limit.count}
 
 
 def reaches_ms(
@@ -241,11 +241,11 @@ class Permits:
         for n, leg in legs.items():
             shards[leg.keys][n] = leg
         at_ms = 0
-        if any(kind.calendars for leg in legs.values() for kind in leg.logs.values()):
+        if any(kind.follows_calendar for leg in legs.values() for kind in leg.logs.values()):
             with translated:
                 at_ms = now_ms(self._client)
         calls = [
-            self._words_of([(permits[n], leg) for n, leg in of_shard.items()], within, at_ms)
+            self._call_of([(permits[n], leg) for n, leg in of_shard.items()], within, at_ms)
             for of_shard in shards.values()
         ]
         for of_shard, reply in zip(
@@ -259,7 +259,7 @@ class Permits:
                 answers[n] = PermitAnswer(wait == 0, wait * MILLISECOND, name if wait else "")
         return answers
 
-    def _words_of(
+    def _call_of(
         self, requests: Sequence[tuple[Permit, _Leg]], within: timedelta, at_ms: int
     ) -> Call:
         """Return keys and arguments of the call for these requests of one shard."""

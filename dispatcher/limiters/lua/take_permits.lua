@@ -5,17 +5,16 @@
 --       were refused, score: when they come back, ms; where it gives turns their order, and its clock
 --       then closings, STRINGs: until when a channel is closed, ms
 -- ARGV  1 within, ms: how long after now a permit may be used
---       2 JSON of three lists. kinds, of logs: limits (count, length in ms, count, ...), calendars
---         (count and bounds of periods in ms of each), most in hand (0: any), reach (its name in the
---         epoch), longest limit in ms, gives_turns. logs: of each its kind (from 1). requests: closing
---         (index in KEYS, 0: none), priority, share, cost (one permit's part of its share: larger for
---         a smaller weight), logs (from 1)
+--       2 JSON of three lists. kinds, of logs: limits (each a count, and length in ms, or bounds of
+--         calendar periods in ms, or neither: of permits in hand), reach (its name in the epoch),
+--         longest limit in ms, gives_turns. logs: of each its kind (from 1). requests: closing (index
+--         in KEYS, 0: none), priority, share, cost (one permit's part of its share: larger for a
+--         smaller weight), logs (from 1)
 --       3... permit id of each request: message id (16 bytes), then its attempt
 -- Reply {'closed'}              the logs are not complete: rebuild first
 --       {'elsewhere'}           the calendar periods given do not hold the present
 --       or, per request, three integers: wait in ms (0: the permit is taken); what makes it wait:
---       the log (from 1; 0: nothing, or its channel is closed), and which limit of its kind (from 1,
---       limits, calendar limits, in hand)
+--       the log (from 1; 0: nothing, or its channel is closed), and which limit of its kind (from 1)
 --
 -- A permit enters its logs at now + within, the latest time its send can happen, and is moved to
 -- the real time by settle_permits.lua. So a send never lies later than its score, and counting
@@ -102,32 +101,35 @@ for number, request in ipairs(call.requests) do
   end
 end
 
+local function period_of(bounds)
+  for index = 1, #bounds - 1 do
+    if bounds[index] <= now and now < bounds[index + 1] then
+      return index
+    end
+  end
+end
+
 for number, of in ipairs(call.logs) do
   local kind, key = call.kinds[of], 4 * number - 2
   local state = {
-    kind = kind, limits = kind.limits, calendars = kind.calendars, most = kind.most,
-    gives_turns = kind.gives_turns,
-    log = KEYS[key], line = KEYS[key + 1], order = KEYS[key + 2], clock = KEYS[key + 3],
-    taken = {}, periods = {}, in_hand = 0, behind = 0, classes = {}, ends = {}}
+    kind = kind, gives_turns = kind.gives_turns, limits = {}, behind = 0, classes = {}, ends = {},
+    log = KEYS[key], line = KEYS[key + 1], order = KEYS[key + 2], clock = KEYS[key + 3]}
   state.empty = redis.call('EXISTS', state.log) == 0
-  for index = 1, #state.limits, 2 do
-    state.taken[index] = state.empty and 0 or redis.call(
-      'ZCOUNT', state.log, '(' .. now - state.limits[index + 1], '+inf')
-  end
-  for place, calendar in ipairs(state.calendars) do
-    for index = 2, #calendar - 1 do
-      if calendar[index] <= now and now < calendar[index + 1] then
-        state.periods[place] = {at = index, taken = state.empty and 0 or redis.call(
-          'ZCOUNT', state.log, calendar[index], '+inf')}
-      end
-    end
-    if not state.periods[place] then
-      return {'elsewhere'}
-    end
-  end
-  if state.most > 0 then
+  for place, rule in ipairs(kind.limits) do
     -- A permit that was settled in this very ms has a time that is rounded up.
-    state.in_hand = redis.call('ZCOUNT', state.log, '(' .. now + 1, '+inf')
+    local since, period = '(' .. now + 1, nil
+    if rule.length then
+      since = '(' .. now - rule.length
+    elseif rule.bounds then
+      period = period_of(rule.bounds)
+      if not period then
+        return {'elsewhere'}
+      end
+      since = rule.bounds[period]
+    end
+    local taken = state.empty and 0 or redis.call('ZCOUNT', state.log, since, '+inf')
+    state.limits[place] = {
+      count = rule.count, length = rule.length, bounds = rule.bounds, period = period, taken = taken}
   end
   state.waited = redis.call('EXISTS', state.line) == 1
   state.waits = state.waited
@@ -139,57 +141,50 @@ end
 
 local function room_of(state)
   local room = math.huge
-  for index, taken in pairs(state.taken) do
-    room = math.min(room, state.limits[index] - taken)
+  for _, limit in ipairs(state.limits) do
+    room = math.min(room, limit.count - limit.taken)
   end
-  for number, period in ipairs(state.periods) do
-    room = math.min(room, state.calendars[number][1] - period.taken)
-  end
-  return state.most > 0 and math.min(room, state.most - state.in_hand) or room
+  return room
 end
 
--- When a full log has room after `ahead` others, from `start` on, and which limit says so.
-local function turn_after(state, ahead, start)
-  local turn, limit = start, nil
-  local function later(free, number)
-    if free > turn then
-      turn, limit = free, number
+-- When a limit has room after `ahead` others, from `start` on.
+local function free_after(state, limit, ahead, start)
+  local count, length, bounds = limit.count, limit.length, limit.bounds
+  if bounds then
+    local room = count - limit.taken
+    for index = limit.period, #bounds - 1 do
+      if bounds[index + 1] > start then
+        if ahead < room then
+          return bounds[index]
+        end
+        ahead = ahead - math.max(0, room)
+      end
+      room = count
     end
+    return bounds[#bounds]
+  elseif not length then
+    return limit.taken + ahead < count and start or start + BUSY * (1 + math.floor(ahead / count))
+  end
+  local first, rank = start, count - 1 - ahead % count
+  if rank < limit.taken then
+    first = math.max(start, math.min(score_at(state.log, rank), now) + length)
   end
   local slack = state.gives_turns and SLACK or 1
-  for index, taken in pairs(state.taken) do
-    local count, length = state.limits[index], state.limits[index + 1]
-    local rank = count - 1 - ahead % count
-    local first = start
-    if rank < taken then
-      first = math.max(start, math.min(score_at(state.log, rank), now) + length)
-    end
-    if state.gives_turns or taken >= count then
-      later(first + math.ceil(math.floor(ahead / count) * length * slack), (index + 1) / 2)
-    end
-  end
-  for number, period in ipairs(state.periods) do
-    local calendar, left = state.calendars[number], ahead
-    local free = calendar[#calendar]
-    for index = period.at, #calendar - 1 do
-      local room = calendar[1] - (index == period.at and period.taken or 0)
-      if calendar[index + 1] > start then
-        if left < room then
-          free = calendar[index]
-          break
-        end
-        left = left - math.max(0, room)
+  return first + math.ceil(math.floor(ahead / count) * length * slack)
+end
+
+-- When a log has room after `ahead` others, from `start` on, and which limit says so.
+local function turn_after(state, ahead, start)
+  local turn, number = start, nil
+  for place, limit in ipairs(state.limits) do
+    if state.gives_turns or limit.taken >= limit.count then
+      local free = free_after(state, limit, ahead, start)
+      if free > turn then
+        turn, number = free, place
       end
     end
-    if state.gives_turns or period.taken >= calendar[1] then
-      later(state.gives_turns and free or calendar[period.at + 1], #state.limits / 2 + number)
-    end
   end
-  if state.most > 0 and state.in_hand + ahead >= state.most then
-    local busy = state.gives_turns and BUSY * (1 + math.floor(ahead / state.most)) or BUSY
-    later(start + busy, #state.limits / 2 + #state.calendars + 1)
-  end
-  return turn, limit
+  return turn, number
 end
 
 local function class_of(state, priority)
@@ -284,13 +279,9 @@ local function take(asks, id, priority, cost)
   for _, asked in ipairs(asks) do
     local state = asked.state
     redis.call('ZADD', state.log, now + within, id)
-    for limit, taken in pairs(state.taken) do
-      state.taken[limit] = taken + 1
+    for _, limit in ipairs(state.limits) do
+      limit.taken = limit.taken + 1
     end
-    for _, period in ipairs(state.periods) do
-      period.taken = period.taken + 1
-    end
-    state.in_hand = state.in_hand + 1
     state.touched, state.was_empty, state.empty = true, state.was_empty or state.empty, false
     if state.waits then
       leave_line(state, string.sub(id, 1, 16))
