@@ -323,8 +323,8 @@ class SeriesCalls:
         :meth:`add`, and StoreUnavailable where another call has changed it meanwhile.
         """
         named = {"rule": rule, "channel": channel}
-        wish = {field: value for field, value in named.items() if value is not None} | fields
-        return self.dispatcher._app.series_list.change(name, wish, since)
+        changes = {field: value for field, value in named.items() if value is not None} | fields
+        return self.dispatcher._app.series_list.change(name, changes, since)
 
     def remove(self, name: str) -> int:
         """End a series: cancel its scheduled messages, and return how many those were.

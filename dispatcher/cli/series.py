@@ -66,7 +66,7 @@ class _SeriesOptions(DeliveryOptions):
         fields = parameters_of(self) | (content.read() if content != Content() else {})
         to, listed = fields.pop("to") or [], fields["recipients"]
         if listed is not None and listed.endswith(".csv"):
-            to += _read(Path(listed))
+            to += _members(Path(listed))
         elif to and listed is not None:
             raise InvalidValue("recipients", "a list given together with --to", "one of them")
         fields["recipients"] = to or listed
@@ -89,7 +89,7 @@ def add(
 ) -> None:
     """Add a series. Beat books its messages ahead, each once."""
     with Dispatcher() as dispatcher:
-        _tell(dispatcher.series.add(name, rule, channel=channel, **options.fields(content)))
+        _show(dispatcher.series.add(name, rule, channel=channel, **options.fields(content)))
 
 
 @command('dispatcher series change daily --rule "0 10 * * *" --since 2026-12-24', of=series)
@@ -105,9 +105,9 @@ def change(
     options: _SeriesOptions,
 ) -> None:
     """Change what is given; the messages from then on are cancelled and booked anew."""
-    wish = options.fields(content)
+    fields = options.fields(content)
     with Dispatcher() as dispatcher:
-        _tell(dispatcher.series.change(name, since, rule=rule, channel=channel, **wish))
+        _show(dispatcher.series.change(name, since, rule=rule, channel=channel, **fields))
 
 
 @command("dispatcher series list", of=series, json=JSON_LINES)
@@ -126,7 +126,7 @@ def list_(
 def show(name: Name) -> None:
     """Show a series. `dispatcher list --event series:NAME` lists its messages."""
     with Dispatcher() as dispatcher:
-        _tell(dispatcher.series.get(name))
+        _show(dispatcher.series.get(name))
 
 
 @command("dispatcher series preview daily", of=series, json=JSON_LINES)
@@ -150,7 +150,7 @@ def preview(
 def remove(name: Name) -> None:
     """End a series; its scheduled messages are cancelled."""
     with Dispatcher() as dispatcher:
-        _tell_number(name, "was removed", dispatcher.series.remove(name))
+        _show_cancelled(name, "was removed", dispatcher.series.remove(name))
 
 
 @command("dispatcher series pause daily", of=series)
@@ -158,17 +158,17 @@ def pause(name: Name) -> None:
     """Send nothing of a series for a while. Its messages keep their places."""
     with Dispatcher() as dispatcher:
         dispatcher.series.pause(name)
-    _tell_number(name, "is paused", 0)
+    _show_cancelled(name, "is paused", 0)
 
 
 @command("dispatcher series resume daily", of=series)
 def resume(name: Name) -> None:
     """End a pause. What was missed leaves as the series says."""
     with Dispatcher() as dispatcher:
-        _tell_number(name, "goes on", dispatcher.series.resume(name))
+        _show_cancelled(name, "goes on", dispatcher.series.resume(name))
 
 
-def _read(path: Path) -> list[Recipient]:
+def _members(path: Path) -> list[Recipient]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = [
@@ -194,14 +194,14 @@ def _recipients(series: Series) -> str:
     return f"{first.recipient} and {len(others):,} more" if others else first.recipient
 
 
-def _tell(series: Series) -> None:
+def _show(series: Series) -> None:
     at = f"from {series.start.isoformat()} {series.zone} on {series.channel}"
     left_out = [f"\nskipped {nominal}: {reason}" for nominal, reason in series.skipped]
     text = f"{series.name}: {_rule(series)} {at} to {_recipients(series)}{''.join(left_out)}"
     output.tell(series, text)
 
 
-def _tell_number(name: str, what: str, cancelled: int) -> None:
+def _show_cancelled(name: str, what: str, cancelled: int) -> None:
     also = f", {cancelled:,} of its messages were cancelled" if cancelled else ""
     output.tell({"name": name, "cancelled": cancelled}, f"{name} {what}{also}")
 

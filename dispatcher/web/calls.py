@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from dispatcher import Pause, ScopeQuotas, Suppression, Timeline, Wanted
+from dispatcher import Pause, ScopeQuotas, Series, Suppression, Timeline, Wanted
 from dispatcher.client import selection_of
 from dispatcher.errors import (
     DispatcherError,
@@ -421,27 +421,29 @@ def list_series(
 ) -> Response:
     """List series in the order of their names; `after` is the last name of the page before."""
     listed = context.dispatcher.series.list(limit=limit, after=after)
-    shown = [models.SeriesOut.of(one, context.caller) for one in listed]
+    shown = [models.SeriesOut.of(series, context.caller) for series in listed]
     return answer(models.SeriesListOut(series=shown))
 
 
 def get_series(context: CallContext, name: str) -> Response:
     """Return a series."""
-    return answer(models.SeriesOut.of(context.dispatcher.series.get(name), context.caller))
+    return _series(context, context.dispatcher.series.get(name))
 
 
 def add_series(context: CallContext, name: str) -> Response:
     """Add a series, whose messages are booked ahead, each once. The same one again is returned."""
-    made = context.dispatcher.series.add(name, **context.payload(models.SeriesIn).fields())
-    return answer(models.SeriesOut.of(made, context.caller))
+    fields = context.payload(models.SeriesIn).fields()
+    return _series(context, context.dispatcher.series.add(name, **fields))
 
 
 def change_series(context: CallContext, name: str) -> Response:
     """Change what is given; the messages from `since` on are cancelled and booked anew."""
     fields = context.payload(models.SeriesChange).fields()
-    return answer(
-        models.SeriesOut.of(context.dispatcher.series.change(name, **fields), context.caller)
-    )
+    return _series(context, context.dispatcher.series.change(name, **fields))
+
+
+def _series(context: CallContext, series: Series) -> Response:
+    return answer(models.SeriesOut.of(series, context.caller))
 
 
 def remove_series(context: CallContext, name: str) -> Response:
