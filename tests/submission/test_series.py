@@ -465,6 +465,15 @@ def test_conflicts(build: Build, conflict: str, number: int, skipped: int) -> No
 
 
 @on_sqlite
+def test_a_pass_takes_a_number_of_series(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    house = build(quotas=ROOMY)
+    for number in range(5):
+        add(house, f"s{number}", recipient=f"r{number}")
+    monkeypatch.setattr("dispatcher.submission.series._AT_ONCE", 2)
+    assert [book(house) for _ in range(4)] == [70, 70, 35, 0]
+
+
+@on_sqlite
 def test_a_series_tells_the_last_of_what_it_skipped(build: Build) -> None:
     house = build(quotas="1/hour")
     for day in range(1, 26):
