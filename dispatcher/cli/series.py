@@ -32,7 +32,9 @@ _ON = 'dispatcher series add daily "0 9 * * *" --channel sms'
 
 @dataclass(frozen=True, kw_only=True)
 class _SeriesOptions(DeliveryOptions):
-    to: Annotated[list[str] | None, typer.Option(help="A recipient; may be repeated.")] = None
+    to: Annotated[
+        list[str] | None, typer.Option("--to", "--recipient", help="One; may be repeated.")
+    ] = None
     recipients: Annotated[
         str | None,
         typer.Option(

@@ -483,7 +483,9 @@ class SeriesList:
             if "recipients" in named:
                 raise InvalidValue("recipients", "given together with recipient", "one of them")
             named["recipients"] = [named.pop("recipient")]
-        recipients = named.get("recipients", "")
+        if (recipients := named.get("recipients")) is None:
+            accepted = "one, several, or a name in series_recipients"
+            raise InvalidValue("recipients", "is missing", accepted)
         if not isinstance(recipients, str) and isinstance(recipients, Iterable):
             named["recipients"] = [[who] if isinstance(who, str) else who for who in recipients]
         if named.setdefault("zone", self.settings.zone) != LOCAL:

@@ -293,7 +293,7 @@ def test_a_series_is_added_changed_paused_and_removed(
     assert shown["recipients"] == [
         ["cyd", None, None], ["ada", "Asia/Tokyo", {"who": "Ada"}], ["ben", None, {"who": "Ben"}]
     ]  # fmt: skip
-    run("series", "change", "news", "--rule", "0 18 * * *", "--times", "2", "--to", "ada")
+    run("series", "change", "news", "--rule", "0 18 * * *", "--times", "2", "--recipient", "ada")
     assert run("series", "preview", "news", "--json").lines == [
         "2028-06-02T18:00:00.000Z", "2028-06-03T18:00:00.000Z"
     ]  # fmt: skip
@@ -310,7 +310,7 @@ def test_a_series_is_added_changed_paused_and_removed(
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ((), "--recipients: "),
+        ((), "--recipients: is missing; accepted: one, several"),
         (("--to", "ada"), "body: "),
         (("--to", "ada", "--text", "x", "--body", "{}"), "--body: "),
         (("--to", "ada", "--text", "x", "--times", "0"), "--times: 0"),
