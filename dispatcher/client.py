@@ -203,9 +203,8 @@ class Events:
         """Move an event and all its scheduled messages, in one step or not at all. Return it.
 
         Each message stands at its offset from the new time then, also one that is submitted
-        meanwhile; one that has ended stays as it is. One that is being sent has the new time, too,
-        and goes out then where a limit, a pause or a failure puts it back. ``zone`` is by default
-        that of the event. A message whose new time is past is refused, and so the whole move; with
+        meanwhile; one that is being sent, or has ended, stays as it is. ``zone`` is by default that
+        of the event. A message whose new time is past is refused, and so the whole move; with
         ``past="cancel"`` it is cancelled, with ``past="now"`` it is due now. ``on_conflict`` is as
         for :meth:`Dispatcher.submit`. Raises what :meth:`Dispatcher.reschedule` raises for the
         first message that is refused: nothing has changed then. After StoreUnavailable the event

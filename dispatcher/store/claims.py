@@ -461,7 +461,7 @@ class LockedMessage:
 
     def rescued(self) -> None:
         self.last_error = UNKNOWN
-        self._due_in(_NO_WAIT, _NO_WAIT)
+        self.next_attempt_at = self.enqueue_at = self.now
         if self.on_unknown == "hold":
             self._becomes(Status.HELD)
         elif self.attempt_count >= self.max_attempts:
@@ -471,7 +471,8 @@ class LockedMessage:
 
     def snoozed(self, wait: timedelta, enqueue_in: timedelta) -> None:
         self.returned()
-        self._due_in(wait, wait + enqueue_in)
+        self.next_attempt_at = max(self.next_attempt_at, self.now + wait)
+        self.enqueue_at = self.now + max(wait + enqueue_in, _NO_WAIT)
         if enqueue_in > _NO_WAIT:
             self.enqueued_at = self.now
 
@@ -484,11 +485,7 @@ class LockedMessage:
 
     def _retried(self, wait: timedelta, enqueue_in: timedelta) -> None:
         self._becomes(Status.SCHEDULED)
-        self._due_in(wait, enqueue_in)
-
-    def _due_in(self, wait: timedelta, enqueue_in: timedelta) -> None:
-        """Set when it is due again, but not before its time: its event may have moved."""
-        self.next_attempt_at = max(self.next_attempt_at, self.now + wait)
+        self.next_attempt_at = self.now + wait
         self.enqueue_at = self.now + max(enqueue_in, _NO_WAIT)
 
     def _expires_by(self, instant: datetime) -> bool:

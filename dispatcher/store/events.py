@@ -10,7 +10,6 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from dispatcher.errors import StoreUnavailable
-from dispatcher.message import Status
 from dispatcher.store.database import Database
 from dispatcher.store.engines.base import is_added
 from dispatcher.store.engines.types import insert_if_absent, one_of
@@ -86,7 +85,7 @@ class EventRows:
         self._events, row = tables.events, tables.messages.c
         reminders = tables.movable.where(
             row.event == sa.bindparam("event"),
-            tables.has_status(Status.SCHEDULED, Status.SENDING),
+            tables.is_scheduled,
         )
         self._locked = reminders.order_by(row.id).with_for_update()
 
@@ -102,7 +101,7 @@ class EventRows:
     ) -> tuple[Event, Mapping[UUID, Movable]]:
         """Change an event as ``decide`` says; return it, and its messages that were changed.
 
-        Nothing else changes the event, or its messages that are scheduled or being sent, while that
+        Nothing else changes the event, or its messages that are scheduled, while that
         decides. It may be asked again, also where the change was made and its reply lost.
         """
 

@@ -71,8 +71,7 @@ class EventList:
     ) -> Event:
         """Move an event with its messages, all or none: one transaction changes them.
 
-        Without ``at`` it goes to where its local time is by the present rules of its zone. A
-        message that is being sent moves, too, for the case that it is not sent and put back.
+        Without ``at`` it goes to where its local time is by the present rules of its zone.
 
         A process that dies leaves reservations of the old times or of the new ones, which reconcile
         compares with the rows.
@@ -133,8 +132,6 @@ class EventList:
             if message.wish is None or "T" in message.wish:  # it has a time of its own
                 continue
             send_at = Offset.parse(message.wish).from_event(event.at, zone)
-            if send_at < now and message.status is Status.SENDING:
-                continue
             if send_at < now and past == "cancel":
                 late.append(message.id)
                 continue

@@ -23,13 +23,11 @@ from dispatcher import (
     IdempotencyConflict,
     InvalidDraft,
     Message,
-    Outcome,
     QuotaExceeded,
     Rejection,
     Status,
     StoreUnavailable,
 )
-from dispatcher.store.claims import Failure, Success
 from dispatcher.times.offset import Offset
 from dispatcher.times.send_time import to_ms
 from tests.submission.test_crashes_submitting import ledger_house, wish
@@ -419,43 +417,6 @@ def test_what_is_being_sent_stays_as_it_is(build: Build) -> None:
     house.dispatcher.events.move(EVENT, house.clock.now() + 9 * HOUR)
     assert house.again(first) == sent
     assert house.again(second).send_at == house.clock.now() + 10 * HOUR
-
-
-@pytest.mark.every_database
-@pytest.mark.parametrize("end", ["put back", "failed", "rescued", "sent"])
-def test_a_claimed_message_goes_with_its_event_unless_it_is_sent(build: Build, end: str) -> None:
-    house = build(clock=hour_ago())
-    now, claims = house.clock.now(), house.parts.claims
-    house.dispatcher.events.set(EVENT, now + MINUTE)
-    message = remind(house, offset=None, expire_after=2 * HOUR)
-    [claim] = claims.claim([message.id])
-    house.dispatcher.events.move(EVENT, now + 9 * HOUR)
-    if end == "put back":
-        claims.put_back([(claim, MINUTE)], enqueue_in=MINUTE)
-    elif end == "rescued":
-        house.change([message], claim_expires_at=house.database_time() - MINUTE)
-        house.parts.sweep.rescue()
-    else:
-        failure = Failure(claim, Outcome.TEMPORARY, "no answer", MINUTE)
-        outcomes = ([], [failure]) if end == "failed" else ([Success(claim, None)], [])
-        claims.record(*outcomes, enqueue_in=MINUTE)
-    moved = house.again(message)
-    assert moved.status is (Status.SENT if end == "sent" else Status.SCHEDULED)
-    assert {moved.send_at, moved.next_attempt_at} == {now + 9 * HOUR}
-    assert moved.expires_at == now + 11 * HOUR
-    assert claims.claim([message.id]) == []
-    stand_right(house)
-
-
-def test_a_claimed_message_stays_where_its_new_time_is_past(build: Build) -> None:
-    house = build(clock=hour_ago())
-    now, claims = house.clock.now(), house.parts.claims
-    house.dispatcher.events.set(EVENT, now + MINUTE)
-    message = remind(house, offset=None)
-    [claim] = claims.claim([message.id])
-    house.dispatcher.events.move(EVENT, now - HOUR)
-    claims.put_back([(claim, MINUTE)], enqueue_in=MINUTE)
-    assert house.again(message).send_at == message.send_at
 
 
 @pytest.mark.every_database
