@@ -94,8 +94,10 @@ class EventList:
                     raise
             self.clock.sleep(number * _BETWEEN_TRIES_SECONDS)
         fault("event.after_rows")
+        # Read again: where a reply was lost, these are the moves of the first run as well.
+        stored = self.changes.messages.movables([move.before.message.id for move in moves])
         for move in moves:
-            move.row = rows.get(move.before.message.id)
+            move.row = stored.get(move.before.message.id)
         self.moves.settle(moves, began)
         moved = [move.result for move in moves if isinstance(move.result, Message)]
         for message in moved:

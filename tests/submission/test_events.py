@@ -34,9 +34,20 @@ from tests.submission.test_crashes_submitting import ledger_house, wish
 from tests.support.callers import calling
 from tests.support.crashes import CHANNEL, How, die, each_how, reconcile
 from tests.support.doubles import once
-from tests.support.house import FAR, House, draft, hour_ago, pending_entries, promised, windows_of
+from tests.support.house import (
+    FAR,
+    House,
+    draft,
+    hour_ago,
+    house_on,
+    pending_entries,
+    promised,
+    windows_of,
+)  # fmt: skip
 from tests.support.house_fixtures import Build
 from tests.support.model import is_broken
+from tests.support.proxy import FarDatabase
+from tests.support.servers import RedisServer
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 BERLIN, EVENT = "Europe/Berlin", "appointment:17"
@@ -537,6 +548,21 @@ def test_a_move_that_dies_has_moved_all_or_none(
     assert windows_of(house) == {}
     assert house.dispatcher.counts(event=EVENT) == {CHANNEL: {
         Status.CANCELLED: 3}}  # fmt: skip
+
+
+@pytest.mark.every_database
+def test_a_move_whose_commit_lost_its_reply_keeps_every_place(
+    redis_server: RedisServer, far: FarDatabase
+) -> None:
+    with house_on(redis_server, far.direct, database_url=far.through, clock=hour_ago()) as house:
+        at = house.clock.now().replace(microsecond=0) + 9 * HOUR
+        house.dispatcher.events.set(EVENT, at)
+        for n in range(3):
+            remind(house, f"name {n}", offset=n * HOUR)
+        far.proxy.drop_reply(b"COMMIT")
+        house.dispatcher.events.move(EVENT, at + HOUR)
+        assert far.proxy.dropped == 1
+        stand_right(house)
 
 
 @pytest.mark.every_database
