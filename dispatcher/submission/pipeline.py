@@ -298,7 +298,7 @@ class Submitter:
         for entry in entries:
             try:
                 entry.valid = self.validator.validated(entry.draft, now=now)
-                if isinstance(entry.draft, Occurring):  # its time is its own, and so is its token
+                if entry.valid.event_token is not None:  # an occurrence: that of its series
                     entry.tries = 1
             except InvalidDraft as error:
                 entry.result = error
@@ -314,12 +314,8 @@ class Submitter:
         batch.firsts = firsts = _by_key(undecided)
         if known := _known(firsts, sink) if firsts or sink.recalls_unkeyed else {}:
             _answer_known(undecided, known)
-        named = [
-            entry for entry in undecided
-            if entry.result is None and entry.valid.event and not isinstance(entry.draft, Occurring)
-        ]  # fmt: skip
-        if named:
-            self._place(named, sink, now)
+        stored: Mapping[str, Event] | None = None
+        new: dict[str, Event] = {}
         for entry in undecided:
             first = firsts.get(entry.valid.idempotency_key or "", entry)
             if entry.result is not None:
@@ -329,26 +325,16 @@ class Submitter:
                     entry.result = IdempotencyConflict(entry.valid.idempotency_key or "", None)
                 continue
             try:
+                if (reminder := entry.valid.reminder) is not None:
+                    stored = _events(undecided, sink) if stored is None else stored
+                    entry.valid = at_event(
+                        entry.valid, reminder, stored, new, settings=self.settings, now=now
+                    )
                 judge_times(entry.valid, now=now)
             except InvalidDraft as error:
                 entry.result = error
             else:
                 batch.open.append(entry)
-
-    def _place(self, entries: Sequence[Entry], sink: Sink, now: datetime) -> None:
-        """Give drafts the times at which their events put them, as those are now."""
-        stored = sink.events(list({entry.valid.event or "" for entry in entries}))
-        new: dict[str, Event] = {}
-        for entry in entries:
-            name, wanted = entry.valid.event or "", entry.valid.event_at
-            if name not in stored and wanted is not None:
-                new.setdefault(name, wanted)
-            try:
-                entry.valid = at_event(
-                    entry.valid, stored.get(name), new.get(name), settings=self.settings, now=now
-                )
-            except InvalidDraft as error:
-                entry.result = error
 
     def _reserve(self, batch: Batch, sink: Sink) -> None:
         """Reserve for every entry that is open; of an atomic batch for all or none."""
@@ -425,7 +411,7 @@ class Submitter:
             )
         sink.store(batch)
         for entry in batch.booked:
-            if isinstance(entry.result, GivenUp | EventChanged):
+            if isinstance(entry.result, (GivenUp, EventChanged)):
                 entry.tries -= 1 if isinstance(entry.result, EventChanged) else _EVENT_TRIES // 2
                 error: StoreUnavailable = entry.result
                 if not isinstance(entry.draft, Occurring):  # its series tells the two apart
@@ -439,6 +425,10 @@ def _by_key(entries: Iterable[Entry]) -> dict[str, Entry]:
         if (key := entry.valid.idempotency_key) is not None:
             firsts.setdefault(key, entry)
     return firsts
+
+
+def _events(entries: Iterable[Entry], sink: Sink) -> Mapping[str, Event]:
+    return sink.events(list({e.valid.event or "" for e in entries if e.valid.reminder}))
 
 
 def _answer_known(entries: Iterable[Entry], known: Mapping[str, Known]) -> None:

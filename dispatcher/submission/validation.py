@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 
 SERIES = "series:"
 """Begins the name of the event of a series, and the keys of its occurrences."""
-_AT_IT = Offset()
 _ON_CONFLICT: tuple[str, ...] = get_args(OnConflict)
 Check = Callable[[str, str, Body], object]
 """Takes channel, recipient and body; raises InvalidDraft for a message that could never be sent."""
@@ -70,6 +69,13 @@ class Occurring(Draft):
     nominal: str
 
 
+class Reminder(NamedTuple):
+    """How far a draft stands from its event, and that, where the draft says when it is."""
+
+    offset: Offset
+    event: Event | None
+
+
 class ValidDraft(NamedTuple):
     """A validated draft, before its time is reserved.
 
@@ -79,8 +85,7 @@ class ValidDraft(NamedTuple):
     parameters, None without an idempotency key; two submits with one key must agree in it.
     ``on_unknown`` and ``expire_after`` are the caller's or else the channel's; the latter counts
     from the booked time. ``wish`` is that of the message. ``status_url`` receives status webhooks;
-    its channel has not checked it. That of an ``event`` has no ``send_at`` before :func:`at_event`;
-    ``event_at`` is the event as the draft has it.
+    its channel has not checked it. A ``reminder`` has no ``send_at`` before :func:`at_event`.
     """
 
     channel: str
@@ -103,8 +108,7 @@ class ValidDraft(NamedTuple):
     campaign: str | None = None
     wish: str | None = None
     event: str | None = None
-    offset: Offset = Offset()
-    event_at: Event | None = None
+    reminder: Reminder | None = None
     event_token: str | None = None
     new_event: Event | None = None
 
@@ -174,20 +178,23 @@ def validate(
     status_url = None if draft.status_url is None else _status_url(draft, settings)
     if draft.campaign is not None:
         check_text("campaign", draft.campaign, longest=MAX_CAMPAIGN)
-    wish, offset, event_at = None, _AT_IT, None
-    if (
-        draft.zone is not None
-        or draft.event is not None
-        or draft.offset is not None
-        or draft.event_at is not None
-    ):
-        wish, offset, event_at = _wish(draft, send_at)
+    wish = reminder = None
+    if draft.event is not None or draft.offset is not None or draft.event_at is not None:
+        reminder = _reminder(draft)
+        wish = str(reminder.offset)
+    else:
+        wish = (
+            send_time.local_wish(draft.send_at, send_at, draft.zone)
+            if draft.zone is not None and draft.send_at is not None
+            else None
+        )
+    occurring = draft if type(draft) is Occurring else None
     digest = None
     if key is not None:
         in_ms = None if draft.send_in is None else draft.send_in // MILLISECOND
         time = send_at.isoformat() if in_ms is None else f"in {in_ms} ms"
-        if draft.event is not None:
-            time = f"event {draft.event} {offset}"
+        if reminder is not None:
+            time = f"event {draft.event} {wish}"
         # A template may have changed before a duplicate submit, so its name and data count.
         # Absent fields are left out, so that digests from before these fields existed hold.
         further = {
@@ -231,32 +238,23 @@ def validate(
         status_url=status_url,
         campaign=draft.campaign,
         wish=wish,
-        event=draft.series if isinstance(draft, Occurring) else draft.event,
-        offset=offset,
-        event_at=event_at,
-        event_token=draft.series_token if isinstance(draft, Occurring) else None,
+        event=draft.event if occurring is None else occurring.series,
+        reminder=reminder,
+        event_token=None if occurring is None else occurring.series_token,
     )
 
 
-def _wish(draft: Draft, send_at: datetime) -> tuple[str | None, Offset, Event | None]:
-    """Return the wish of a draft, its offset, and its event where the draft has the time of it."""
-    event_at = None
+def _reminder(draft: Draft) -> Reminder:
     if draft.event is None:
-        if draft.offset is not None or draft.event_at is not None:
-            field = "offset" if draft.event_at is None else "event_at"
-            raise InvalidDraft(field, "given without event", "an event beside it")
-        local = None
-        if draft.zone is not None and draft.send_at is not None:
-            local = send_time.local_wish(draft.send_at, send_at, draft.zone)
-        return local, _AT_IT, None
-    name = event_name(draft.event)
+        field = "offset" if draft.event_at is None else "event_at"
+        raise InvalidDraft(field, "given without event", "an event beside it")
+    name, event = event_name(draft.event), None
     if draft.send_at is not None or draft.send_in is not None:
-        given = "send_in" if draft.send_at is None else "send_at"
-        raise InvalidSendTime(given, "given together with event", "one of them")
+        field = "send_in" if draft.send_at is None else "send_at"
+        raise InvalidSendTime(field, "given together with event", "one of them")
     if draft.event_at is not None:
-        event_at = new_event(name, draft.event_at, draft.zone, fold=draft.fold, field="event_at")
-    offset = Offset.parse(draft.offset)
-    return str(offset), offset, event_at
+        event = new_event(name, draft.event_at, draft.zone, fold=draft.fold, field="event_at")
+    return Reminder(Offset.parse(draft.offset), event)
 
 
 def event_name(value: object) -> str:
@@ -298,21 +296,28 @@ def set_otherwise(event: Event, field: str) -> InvalidDraft:
 
 def at_event(
     valid: ValidDraft,
-    event: Event | None,
-    new: Event | None,
+    reminder: Reminder,
+    stored: Mapping[str, Event],
+    new: dict[str, Event],
     *,
     settings: Settings,
     now: datetime,
 ) -> ValidDraft:
-    """Return a draft at the time that its event gives it: one that is stored, or a ``new`` one."""
-    present = open_event(event or new, "one that was set, or event_at beside it")
-    if valid.event_at is not None and valid.event_at.at != present.at:
-        raise set_otherwise(present, "event_at")
-    zone = send_time.check_zone(present.zone or settings.zone)
-    send_at = valid.offset.from_event(present.at, zone)
+    """Return a reminder at the time that its event gives it; ``new`` gets one that is not stored.
+
+    Raises InvalidDraft.
+    """
+    name = valid.event or ""
+    if reminder.event is not None and name not in stored:
+        new.setdefault(name, reminder.event)
+    event = stored.get(name) or new.get(name)
+    event = open_event(event, "one that was set, or event_at beside it")
+    if reminder.event is not None and reminder.event.at != event.at:
+        raise set_otherwise(event, "event_at")
+    zone = send_time.check_zone(event.zone or settings.zone)
+    send_at = reminder.offset.from_event(event.at, zone)
     send_time.check_range(send_at, now=now, farthest=settings.max_horizon, field="offset")
-    new = new if event is None else None
-    return valid._replace(send_at=send_at, event_token=present.token, new_event=new)
+    return valid._replace(send_at=send_at, event_token=event.token, new_event=new.get(name))
 
 
 def judge_times(valid: ValidDraft, *, now: datetime) -> None:
@@ -333,14 +338,17 @@ def _send_at(
     """Return the send time, and the field that gives it."""
     if draft.send_at is not None and draft.send_in is None:
         send_at = read(draft.send_at)
-        if isinstance(draft, Occurring) and send_at < now:  # it was to come when its pass began
+        if type(draft) is Occurring and send_at < now:  # it was to come when its pass began
             send_at = send_time.after(timedelta(0), now=now)
         return "send_at", send_at
     if draft.send_in is not None and draft.send_at is None:
         if draft.fold is not None and draft.expires_at is None and draft.latest is None:
             raise InvalidSendTime("fold", "given with send_in", "send_at, or no fold")
         return "send_in", send_time.after(draft.send_in, now=now)
-    return "event", _until_event_is_read(draft, now)
+    if draft.event is not None and draft.send_at is None:
+        return "event", now
+    problem = "neither" if draft.send_at is None else "both"
+    raise InvalidSendTime("send_at", f"{problem} of send_at and send_in given", "one of them")
 
 
 def _times(
@@ -361,20 +369,13 @@ def _times(
             raise InvalidDraft("latest", "given without on_conflict='shift'", "no latest")
         if draft.latest is not None:
             latest = min(read(draft.latest, field="latest"), latest)
-            if isinstance(draft, Occurring):
+            if type(draft) is Occurring:
                 latest = max(latest, send_at)
         if expires_at is not None:
             latest = min(latest, max(expires_at, now) - MILLISECOND)
     if draft.expire_after is not None or channel.expire_after is not None:
         expire_after = _expire_after(draft, channel, now + horizon)
     return send_at, latest, expires_at, expire_after
-
-
-def _until_event_is_read(draft: Draft, now: datetime) -> datetime:
-    if draft.event is not None and draft.send_at is None:
-        return now
-    problem = "neither" if draft.send_at is None else "both"
-    raise InvalidSendTime("send_at", f"{problem} of send_at and send_in given", "one of them")
 
 
 def _expire_after(draft: Draft, channel: ChannelSettings, farthest: datetime) -> timedelta | None:
