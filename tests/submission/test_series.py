@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from random import Random
 from typing import Any
@@ -58,6 +58,28 @@ def booked(house: House, name: str = "daily", **wanted: Any) -> list[Message]:
     wanted = {"status": "scheduled"} | wanted
     rows = house.dispatcher.select(event=f"series:{name}", **wanted)
     return sorted(rows, key=lambda message: message.send_at)
+
+
+@contextmanager
+def dying(point: str) -> Iterator[None]:
+    """Let what is called die at a fault point."""
+    arm(f"{point}=raise")
+    with pytest.raises(InjectedFault):
+        yield
+    arm(None)
+
+
+def once_taken(house: House, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Do something when the next pass has read what is due."""
+    rows, take = house.parts.series_rows, house.parts.series_rows.take_due
+
+    def take_late(*args: Any, **more: Any) -> Any:
+        taken = take(*args, **more)
+        monkeypatch.undo()
+        act()
+        return taken
+
+    monkeypatch.setattr(rows, "take_due", take_late)
 
 
 def walls(messages: list[Message]) -> list[str | None]:
@@ -203,15 +225,8 @@ def test_a_series_that_is_changed_meanwhile_delays_no_other(
     house = build(quotas=ROOMY)
     add(house)
     add(house, "other", recipient="bob")
-    series, take = house.parts.series_list, house.parts.series_rows.take_due
-
-    def take_late(*args: Any, **more: Any) -> Any:
-        rows = take(*args, **more)
-        monkeypatch.undo()
-        series.change("daily", {"rule": "FREQ=DAILY;BYHOUR=10"}, None)
-        return rows
-
-    monkeypatch.setattr(house.parts.series_rows, "take_due", take_late)
+    series, changes = house.parts.series_list, {"rule": "FREQ=DAILY;BYHOUR=10"}
+    once_taken(house, monkeypatch, lambda: series.change("daily", changes, None))
     assert (book(house), book(house)) == (35, 35)
     assert series.get("other").booked_until == FAR + 35 * DAY
     assert {message.send_at.hour for message in booked(house)} == {10}
@@ -283,27 +298,21 @@ def test_a_late_removal_leaves_a_new_series_of_that_name(
     house = build(quotas=ROOMY)
     add(house)
     book(house)
-    series, take = house.parts.series_list, house.parts.series_rows.take_due
+    series = house.parts.series_list
     series.pause("daily")
-    arm("series.after_removal=raise")
-    with pytest.raises(InjectedFault):
+    with dying("series.after_removal"):
         series.remove("daily")
-    arm(None)
     with pytest.raises(StoreUnavailable, match="being removed"):
         add(house)
 
-    def take_late(*args: Any, **more: Any) -> Any:
-        rows = take(*args, **more)
-        monkeypatch.undo()
-        house.moved.advance(5 * MINUTE)
-        book(house)
+    def end_and_add() -> None:
+        book(house, later=5 * MINUTE)
         assert house.dispatcher.pauses() == ()
         add(house)
         series.pause("daily")
         assert book(house) == 35
-        return rows
 
-    monkeypatch.setattr(house.parts.series_rows, "take_due", take_late)
+    once_taken(house, monkeypatch, end_and_add)
     book(house)
     assert len(booked(house)) == 35
     assert len(house.dispatcher.pauses()) == 1
@@ -349,10 +358,8 @@ def test_a_change_after_a_pass_that_died_leaves_one_of_each(build: Build) -> Non
     """Also of those that come within the horizon, which no pass has noted as booked."""
     house = build(quotas=ROOMY)
     add(house, rule="FREQ=DAILY;BYHOUR=11;BYMINUTE=0;BYSECOND=10", start="2100-01-01T11:00")
-    arm("series.after_batch=raise")
-    with pytest.raises(InjectedFault):
+    with dying("series.after_batch"):
         book(house)
-    arm(None)
     house.parts.series_list.change("daily", {"body": {"new": True}}, None)
     book(house)
     assert [message.body for message in booked(house)] == [{"new": True}] * 35
@@ -516,22 +523,11 @@ def test_a_pass_that_has_read_an_erased_recipient_stores_nothing_of_it(
     house = build(quotas=ROOMY)
     add(house, "both", recipients=["ada", "bob"])
     add(house, "going")
-    take = house.parts.series_rows.take_due
-    arm("series.after_batch=raise")
-    with pytest.raises(InjectedFault):
+    with dying("series.after_batch"):
         book(house)
-    arm("series.after_removal=raise")
-    with pytest.raises(InjectedFault):
+    with dying("series.after_removal"):
         house.parts.series_list.remove("going")
-    arm(None)
-
-    def take_late(*args: Any, **more: Any) -> Any:
-        rows = take(*args, **more)
-        monkeypatch.undo()
-        house.dispatcher.erase("ada")
-        return rows
-
-    monkeypatch.setattr(house.parts.series_rows, "take_due", take_late)
+    once_taken(house, monkeypatch, lambda: house.dispatcher.erase("ada"))
     book(house, later=5 * MINUTE)
     book(house, later=5 * MINUTE)
     stored = [str(row.definition) for row in house.parts.series_rows.all(size=10)]
