@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from calendar import monthrange
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from functools import lru_cache
@@ -48,6 +48,7 @@ _EPOCH, _YEARS = datetime(1970, 1, 1, tzinfo=UTC), range(1970, 9_001)
 _CENTURY_MS, _LAST_MS = 36_525 * DAY_MS, 7_700 * 365 * DAY_MS
 _SEARCHED_YEAR = 9_799  # dateutil begins no later: an interval and a search take a century each
 _PATIENCE = 1_000_000  # so many slots without an instant end the search by elapsed time
+_DAY_COSTS = 25  # as much as so many slots
 _ELAPSED_MS = {"HOURLY": 3_600_000, "MINUTELY": 60_000, "SECONDLY": 1_000}
 _LENGTHS_MS = {
     "YEARLY": 366 * DAY_MS, "MONTHLY": 31 * DAY_MS, "WEEKLY": 7 * DAY_MS, "DAILY": DAY_MS,
@@ -275,19 +276,17 @@ def _ticks(
     every = unit * int(parts.get("INTERVAL", "1"))
     seconds = [0] if parts["FREQ"] == "SECONDLY" else by.pop("BYSECOND")
     has_minutes = parts["FREQ"] == "HOURLY" and "BYMINUTE" in by
-    slots, length = [0], DAY_MS
-    for name in [*_CLOCK][: max(map([*_CLOCK].index, by), default=-1) + 1]:
-        length, number = _CLOCK[name]
-        slots = [slot + length * n for slot in slots for n in by.get(name, range(number))]
+    slots, length = _slots(by)
     [(_, _, offset)] = zones.pieces(zone, first_ms, first_ms + 1)
     origin = first_ms - (first_ms + offset) % (unit if has_minutes else min(unit, 60_000))
     at, idle = begin - 59_000, 0
-    while at < end and idle < _PATIENCE // (len(slots) + 25):
+    while at < end and idle < _PATIENCE:
         _, until, offset = zones.pieces(zone, at, at + DAY_MS)[0]
         day = (at + offset) // DAY_MS
-        midnight, idle = day * DAY_MS - offset, idle + 1
+        midnight, idle = day * DAY_MS - offset, idle + _DAY_COSTS
         until = min(until, midnight + DAY_MS, end)
         for slot in slots if _fits(parts, _utc(day * DAY_MS).date(), excluded) else ():
+            idle += 1
             first, last = max(at, midnight + slot), min(until, midnight + slot + length)
             ticks = range(first + (origin - first) % every, last, every)
             if has_minutes:
@@ -297,6 +296,15 @@ def _ticks(
                 idle = 0
                 yield from (_utc(ms) for s in seconds if (ms := tick + s * 1_000) >= begin)
         at = until if has_minutes else until + (origin - until) % every
+
+
+def _slots(by: Mapping[str, Sequence[int]]) -> tuple[list[int], int]:
+    """Return where the times of a day begin that parts for its clock leave, and their length."""
+    slots, length = [0], DAY_MS
+    for name in [*_CLOCK][: max(map([*_CLOCK].index, by), default=-1) + 1]:
+        length, number = _CLOCK[name]
+        slots = [slot + length * n for slot in slots for n in by.get(name, range(number))]
+    return slots, length
 
 
 def _fits(parts: _Parts, day: date, excluded: Set[date]) -> bool:

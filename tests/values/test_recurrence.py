@@ -506,6 +506,13 @@ def test_a_day_by_elapsed_time_costs_no_more_long_after_the_start(
     assert len(told) < 40
 
 
+@pytest.mark.parametrize("part", ["BYSECOND=0", "BYHOUR=9", "BYMINUTE=1,2,3"])
+def test_a_search_by_elapsed_time_finds_a_leap_day(part: str) -> None:
+    rule = Recurrence.parse(f"FREQ=SECONDLY;BYMONTH=2;BYMONTHDAY=29;{part}", start=START)
+    [first] = rule.following("UTC", 0, 1)
+    assert first.nominal.startswith("2028-02-29T")
+
+
 @pytest.mark.parametrize(
     "text", ["FREQ=HOURLY;BYMONTH=2;BYMONTHDAY=30", "FREQ=SECONDLY;INTERVAL=3600;BYMINUTE=0"]
 )
