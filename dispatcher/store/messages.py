@@ -15,7 +15,6 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from dispatcher.errors import (
-    MessageChanged,
     MessageNotFound,
     OutcomeUnknown,
     StoreUnavailable,
@@ -83,16 +82,17 @@ class NewSlot(NamedTuple):
     expire_after: timedelta | None
     asked_at: datetime | None
     tail: str
-    wish: str | None = None
+    wish: str | None
+    token: int
 
     def values(self) -> dict[str, Any]:
         """Return the parameters of ``Messages._move_locked``."""
         return {
             "of": self.before.message.id,
             "by": self.before.token,
-            "move_token": _new_token(),
+            "move_token": self.token,
             "is_enqueued": self.enqueue_at > self.next_attempt_at,
-            **{name: getattr(self, name) for name in NewSlot._fields[2:]},
+            **{name: getattr(self, name) for name in NewSlot._fields[2:-1]},
         }
 
 
@@ -106,7 +106,7 @@ class ChangedRows(NamedTuple):
 class _NotInserted(Exception): ...
 
 
-def _new_token() -> int:
+def new_token() -> int:
     """Return the ``move_token`` of a change, which tells it from any other one of the message."""
     return random.getrandbits(30)
 
@@ -353,7 +353,7 @@ class Messages:
 
         One that waits for a limit, and gets a larger one, is due now: it asks for another turn.
         """
-        values = {"body": body, "priority": priority, "move_token": _new_token()}
+        values = {"body": body, "priority": priority, "move_token": new_token()}
         rows, _ = self._change(self._update, message_ids, tokens, **values)
         own = {id_ for id_, row in rows.items() if row.token == values["move_token"]}
         return ChangedRows(rows, own)
@@ -384,32 +384,22 @@ class Messages:
         return self._database.transact(work)
 
     def move(self, moves: Sequence[NewSlot]) -> dict[UUID, Movable]:
-        """Move each unless it has changed, or it is too late: it is booked no longer."""
+        """Move each unless it has changed, or it is too late: it is booked no longer.
+
+        Return the rows, in which the tail tells who moved it last, or else the token does.
+        """
         by_id = sorted(moves, key=lambda move: move.before.message.id)
         rows = [{**move.values(), "until": move.until} for move in by_id]
         reading = self._reading([row["of"] for row in rows])
-        stored = self._database.change_each(self._move, rows, *reading)
+
+        def work(connection: sa.Connection) -> Sequence[sa.Row[Any]]:
+            connection.execute(self._move, rows)
+            return connection.execute(*reading).all()
+
+        [first, *more] = moves
+        is_alone = not more and first.tail != first.before.tail
+        stored = self._database.run(work) if is_alone else self._database.transact(work)
         return {row.id: to_movable(row) for row in stored}
-
-    def move_if_unchanged(self, move: NewSlot) -> Movable:
-        """Move it; return the row, which perhaps is as before."""
-        before, values, runs = move.before, {**move.values(), "until": move.until}, 0
-
-        def work(connection: sa.Connection) -> sa.Row[Any] | None:
-            nonlocal runs
-            runs += 1
-            connection.execute(self._move, values)
-            return connection.execute(self._movable, {"of": values["of"]}).one_or_none()
-
-        row = self._database.transact(work)
-        if row is None:
-            raise MessageNotFound(before.message.id)
-        now = to_movable(row)
-        if now.token in {values["move_token"], before.token}:
-            return now
-        if runs > 1:
-            raise _perhaps_changed()
-        raise MessageChanged(before.message.id)
 
     def change_locked(
         self,

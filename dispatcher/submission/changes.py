@@ -241,7 +241,7 @@ class Changes:
                     or row.token != tokens.setdefault(message_id, row.token)
                 ):
                     raise MessageChanged(message_id)
-                moves.append(self.valid_move(row, new_time, is_guarded=before is not None))
+                moves.append(self.valid_move(row, new_time))
             except DispatcherError as refused:
                 answers[message_id] = refused
         return moves
@@ -258,7 +258,7 @@ class Changes:
                 if recipient in suppressed:
                     move.result = Suppressed(move.before.message.channel)
 
-    def valid_move(self, row: Movable, new_time: NewTime, *, is_guarded: bool = False) -> Move:
+    def valid_move(self, row: Movable, new_time: NewTime) -> Move:
         message = row.message
         if message.scope == NO_SCOPE:
             raise InvalidDraft(
@@ -273,7 +273,7 @@ class Changes:
         valid = valid._replace(wish=_wish(message, new_time, draft.zone, valid.send_at))
         if new_time.set_zone is None:  # also one that is known no more
             valid = valid._replace(zone=message.zone)
-        return Move(row, valid, is_guarded=is_guarded)
+        return Move(row, valid)
 
 
 def _draft(message: Message, new_time: NewTime) -> Draft:

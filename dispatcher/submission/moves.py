@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 from dispatcher.errors import (
     DispatcherError,
-    MessageChanged,
     MessageNotFound,
     ReservationsUnavailable,
     SlotRefused,
@@ -29,7 +28,7 @@ from dispatcher.reservation.upkeep import Reserved
 from dispatcher.reservation.windows import Windows
 from dispatcher.scope import Scope
 from dispatcher.settings import Settings
-from dispatcher.store.messages import Messages, NewSlot
+from dispatcher.store.messages import Messages, NewSlot, new_token
 from dispatcher.store.schema import Movable
 from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.reserver import Reserver
@@ -49,13 +48,11 @@ class Move:
 
     ``answer`` is its second reservation, or the refusal; None where it keeps its time. ``new_slot``
     are the values for its row, and ``row`` is what that has then. ``result`` is the moved message,
-    or why it was not moved; None where it was changed concurrently. One that ``is_guarded`` is made
-    only if nothing has changed the message.
+    or why it was not moved; None where it was changed concurrently.
     """
 
     before: Movable
     valid: ValidDraft
-    is_guarded: bool = False
     answer: Slot | SlotRefused | None = None
     new_slot: NewSlot = field(init=False)
     row: Movable | None = None
@@ -73,14 +70,12 @@ class Move:
         return self.valid.request(self.before.message.id, tail=self.before.tail)
 
     def has_won(self) -> bool:
+        """Return whether the row has the tail of the move or, where that has none, its token."""
         if self.row is None:
             return False
         if isinstance(self.answer, Slot):
             return self.row.tail == self.new_slot.tail
-        message, slot = self.row.message, self.new_slot
-        return (message.send_at, message.zone, message.expires_at, message.expire_after) == (
-            slot.send_at, slot.zone, slot.expires_at, slot.expire_after
-        )  # fmt: skip
+        return self.row.token == self.new_slot.token
 
 
 @dataclass(kw_only=True)
@@ -228,13 +223,9 @@ class Moves:
         for move in moves:
             move.new_slot = self._new_slot(move)
         try:
-            [first, *more] = moves
-            if first.is_guarded and first.answer is None and not more:  # no tail tells whose it is
-                first.row = self.messages.move_if_unchanged(first.new_slot)
-                return
             rows = self.messages.move([move.new_slot for move in moves])
-        except (MessageChanged, MessageNotFound, StoreUnavailable) as error:
-            if isinstance(error, StoreUnavailable) and not error.refused:
+        except StoreUnavailable as error:
+            if not error.refused:
                 raise  # rows may have changed: reconcile reads them
             if len(moves) == 1:
                 moves[0].result = error
@@ -266,6 +257,7 @@ class Moves:
             asked_at=valid.send_at if valid.send_at != send_at else None,
             tail=tail,
             wish=before.wish if move.keeps_its_time and valid.wish is None else valid.wish,
+            token=new_token(),
         )
 
     def _release(self, slots: Sequence[Slot], left: Sequence[BookingRequest] = ()) -> None:

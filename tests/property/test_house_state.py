@@ -312,6 +312,8 @@ class HouseMachine(RuleBasedStateMachine):
             expire_after=message.expire_after,
             asked_at=None,
             tail=moving.tail,
+            wish=None,
+            token=0,
         )
         self.house.parts.messages.move([new])
         accepted.at = asked
