@@ -531,35 +531,32 @@ class Fills:
     channel_limits: Mapping[str, Sequence[LogLimit]]
 
     def read(self) -> tuple[ChannelFill, ...]:
+        return tuple(self._of(channel, limits) for channel, limits in self.channel_limits.items())
+
+    def _of(self, channel: str, limits: Sequence[LogLimit]) -> ChannelFill:
+        keys = PermitKeys(self.namespace, shard_of(channel, self.shards))
+        log = keys.channel(channel)
         with translated:
             now = now_ms(self.client)
             pipeline = self.client.pipeline(transaction=False)
-            for channel, limits in self.channel_limits.items():
-                keys = PermitKeys(self.namespace, shard_of(channel, self.shards))
-                log = keys.channel(channel)
-                pipeline.exists(keys.epoch)
-                pipeline.get(keys.closing(channel))
-                pipeline.zcard(LogKeys.of(log).line)
-                for limit in limits:
-                    pipeline.zcount(log, _since(limit, now), "+inf")
-            answers = iter(pipeline.execute())
-        fills = []
-        for channel, limits in self.channel_limits.items():
-            if not next(answers):
-                raise LimitersUnavailable(CLOSED)
-            closed_until = int(next(answers) or 0)
-            fills.append(
-                ChannelFill(
-                    channel=channel,
-                    closed_until=from_ms(closed_until) if closed_until > now else None,
-                    waiting=next(answers),
-                    limits=tuple(
-                        LimitFill(limit=str(limit), used=next(answers), most=limit.count)
-                        for limit in limits
-                    ),
-                )
-            )
-        return tuple(fills)
+            pipeline.exists(keys.epoch)
+            pipeline.get(keys.closing(channel))
+            pipeline.zcard(LogKeys.of(log).line)
+            for limit in limits:
+                pipeline.zcount(log, _since(limit, now), "+inf")
+            is_open, closed_until, waiting, *counts = pipeline.execute()
+        if not is_open:
+            raise LimitersUnavailable(CLOSED)
+        ends = int(closed_until or 0)
+        return ChannelFill(
+            channel=channel,
+            closed_until=from_ms(ends) if ends > now else None,
+            waiting=waiting,
+            limits=tuple(
+                LimitFill(limit=str(limit), used=used, most=limit.count)
+                for limit, used in zip(limits, counts, strict=True)
+            ),
+        )
 
 
 def _logs_of(legs: Sequence[_Leg]) -> dict[str, _LogKind]:
