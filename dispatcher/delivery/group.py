@@ -226,7 +226,6 @@ class Group:
         self._sending: dict[UUID, Claim] = {}
         """Claims with a permit that senders have and have not reported."""
         self._begun: set[UUID] = set()
-        self._lock = threading.Lock()
         self._closed_until: dict[str, float] = {}
         """Until when a provider closed a channel, by the monotonic clock."""
         self._lost: set[UUID] = set()
@@ -340,9 +339,9 @@ class Group:
         return Failure(claim, outcome, text, wait, kind, counts)
 
     def _close(self, channel: str, wait: timedelta) -> None:
+        # Redis has the later end, also where another sender has just noted that here.
         until = self._delivery.clock.monotonic() + wait.total_seconds()
-        with self._lock:  # the later end holds
-            self._closed_until[channel] = max(until, self._closed_until.get(channel, until))
+        self._closed_until[channel] = max(until, self._closed_until.get(channel, until))
         try:
             self._delivery.permits.close(channel, wait)
         except LimitersUnavailable as error:
