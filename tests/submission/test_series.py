@@ -594,6 +594,7 @@ def test_no_event_has_the_name_of_a_series(build: Build) -> None:
         ({"rule": "FREQ=DAILY;UNTIL=20500101T000000"}, "rule", "never fires"),
         ({"rule": "FREQ=MINUTELY"}, "rule", "denser than the quota 5/hour"),
         ({"rule": "FREQ=SECONDLY;INTERVAL=59"}, "rule", "more than 1440 times a day"),
+        ({"quiet_hours": "21:00-10:00"}, "rule", "quiet hours 21:00-10:00 each time"),
         ({"zone": "Nowhere"}, "zone", "no zone"),
         ({"conflict": "perhaps"}, "conflict", "not an accepted value"),
         ({"window": "1 fortnight"}, "window", "cannot read"),
