@@ -74,7 +74,7 @@ from dispatcher.submission.lists import Erased
 from dispatcher.submission.pipeline import LazyResults, OnProgress, Result
 from dispatcher.submission.quotas import ScopeQuotas
 from dispatcher.submission.reads import Story
-from dispatcher.submission.series import Recipient, Series
+from dispatcher.submission.series import Conflict, Missed, Recipient, Series
 from dispatcher.submission.validation import (
     checked_scopes,
     known_channel,
@@ -256,9 +256,9 @@ class SeriesFields(TypedDict, total=False):
     gap: Gap | None
     repeat: Repeat | None
     spread: timedelta | str | None
-    conflict: Literal["shift", "skip", "refuse"] | None
+    conflict: Conflict | None
     window: timedelta | str | None
-    missed: Literal["all", "last", "none"] | None
+    missed: Missed | None
     scope: str | None
     scopes: Mapping[str, str] | None
     quiet_hours: str | None

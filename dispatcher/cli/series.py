@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -16,7 +16,7 @@ from dispatcher.cli.lists import complete_channel, parameters_of
 from dispatcher.cli.messages import Content, DeliveryOptions
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidValue
-from dispatcher.submission.series import LOCAL
+from dispatcher.submission.series import LOCAL, Conflict, Missed
 from dispatcher.times.recurrence import Gap, Repeat
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Its name: daily.")]
@@ -54,12 +54,10 @@ class _SeriesOptions(DeliveryOptions):
     spread: Annotated[
         str | None, typer.Option(help='Recipients get it within this length: "30 minutes".')
     ] = None
-    conflict: Annotated[
-        Literal["shift", "skip", "refuse"] | None, typer.Option(help="Where a quota is full.")
-    ] = None
+    conflict: Annotated[Conflict | None, typer.Option(help="Where a quota is full.")] = None
     window: Annotated[str | None, typer.Option(help='How far to shift: "2 hours".')] = None
     missed: Annotated[
-        Literal["all", "last", "none"] | None,
+        Missed | None,
         typer.Option(help="Which of those leave that nobody booked in time."),
     ] = None
 

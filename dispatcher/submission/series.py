@@ -73,6 +73,10 @@ from dispatcher.times.zones import DAY_MS, known_zone, rules
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Conflict = Literal["shift", "skip", "refuse"]
+"""What becomes of an occurrence, or with ``refuse`` of its series, where a quota is full."""
+Missed = Literal["all", "last", "none"]
+"""Which of the occurrences that nobody booked in time, or sent during a pause, are sent late."""
 
 LOCAL = "local"
 MAX_NAME = 100
@@ -122,9 +126,9 @@ class Series(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
     repeat: Repeat = "first"
     recipients: Annotated[tuple[Recipient, ...], Field(min_length=1, max_length=10_000)] | str
     spread: Length | None = None
-    conflict: Literal["shift", "skip", "refuse"] = "skip"
+    conflict: Conflict = "skip"
     window: Length | None = None
-    missed: Literal["all", "last", "none"] = "last"
+    missed: Missed = "last"
     booked_until: datetime | None = None
     skipped: tuple[Skipped, ...] = ()
     channel: str
@@ -602,7 +606,7 @@ def _time(series: Series, zone: str, one: Occurrence, now: datetime) -> dict[str
     return time
 
 
-def _left_out(times: Sequence[T], missed: str) -> Sequence[T]:
+def _left_out(times: Sequence[T], missed: Missed) -> Sequence[T]:
     """Return those of the missed times, in order, that get no message."""
     return {"all": times[:0], "last": times[:-1], "none": times}[missed]
 
