@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from calendar import monthrange
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from functools import lru_cache
@@ -48,7 +48,6 @@ _EPOCH, _YEARS = datetime(1970, 1, 1, tzinfo=UTC), range(1970, 9_001)
 _CENTURY_MS, _LAST_MS = 36_525 * DAY_MS, 7_700 * 365 * DAY_MS
 _SEARCHED_YEAR = 9_799  # dateutil begins no later: an interval and a search take a century each
 _PATIENCE = 1_000_000  # so many slots without an instant end the search by elapsed time
-_DAY_COSTS = 25  # as much as so many slots
 _ELAPSED_MS = {"HOURLY": 3_600_000, "MINUTELY": 60_000, "SECONDLY": 1_000}
 _LENGTHS_MS = {
     "YEARLY": 366 * DAY_MS, "MONTHLY": 31 * DAY_MS, "WEEKLY": 7 * DAY_MS, "DAILY": DAY_MS,
@@ -152,8 +151,11 @@ class Recurrence:
         read, _, _, besides = _read(plain(text), start, ends)
         if ends and not read:
             raise _refusal("names dates alone, which no until or count ends")
-        rules = [_line(parts) for parts in read]
-        for rule in rules:
+        rules = list[str]()
+        for parts in read:
+            names = (name for name in (*_FORMS, *_RANGES) if name in parts)
+            rule = "RRULE:" + ";".join(f"{name}={parts[name]}" for name in names)
+            rules.append(rule)
             alone = "\n".join([rule, *(line for line in besides if line[0] == "E")])
             # Where clocks are furthest ahead, an UNTIL in UTC comes last.
             if cls(alone, start, gap, repeat).first_from("Etc/GMT-14", -DAY_MS) is None:
@@ -265,8 +267,7 @@ def _ticks(
 ) -> Iterator[datetime]:
     """Yield the instants of a rule by elapsed time in a span, or up to its end with a COUNT.
 
-    From day to day of the zone: of each slot of its clock that the BY parts leave, the instants
-    that are whole intervals from the start.
+    They are the ticks in those slots of each day that the BY parts leave.
     """
     begin, end = max(span[0], first_ms), span[1]
     if "COUNT" in parts:
@@ -276,14 +277,18 @@ def _ticks(
     every = unit * int(parts.get("INTERVAL", "1"))
     seconds = [0] if parts["FREQ"] == "SECONDLY" else by.pop("BYSECOND")
     has_minutes = parts["FREQ"] == "HOURLY" and "BYMINUTE" in by
-    slots, length = _slots(by)
+    slots, length = [0], DAY_MS
+    for name, (size, number) in _CLOCK.items():
+        if by:
+            values, length = by.pop(name, [*range(number)]), size
+            slots = [slot + size * value for slot in slots for value in values]
     [(_, _, offset)] = zones.pieces(zone, first_ms, first_ms + 1)
     origin = first_ms - (first_ms + offset) % (unit if has_minutes else min(unit, 60_000))
     at, idle = begin - 59_000, 0
     while at < end and idle < _PATIENCE:
         _, until, offset = zones.pieces(zone, at, at + DAY_MS)[0]
         day = (at + offset) // DAY_MS
-        midnight, idle = day * DAY_MS - offset, idle + _DAY_COSTS
+        midnight, idle = day * DAY_MS - offset, idle + 25  # a day costs as much as 25 slots
         until = min(until, midnight + DAY_MS, end)
         for slot in slots if _fits(parts, _utc(day * DAY_MS).date(), excluded) else ():
             idle += 1
@@ -296,15 +301,6 @@ def _ticks(
                 idle = 0
                 yield from (_utc(ms) for s in seconds if (ms := tick + s * 1_000) >= begin)
         at = until if has_minutes else until + (origin - until) % every
-
-
-def _slots(by: Mapping[str, Sequence[int]]) -> tuple[list[int], int]:
-    """Return where the times of a day begin that parts for its clock leave, and their length."""
-    slots, length = [0], DAY_MS
-    for name in [*_CLOCK][: max(map([*_CLOCK].index, by), default=-1) + 1]:
-        length, number = _CLOCK[name]
-        slots = [slot + length * n for slot in slots for n in by.get(name, range(number))]
-    return slots, length
 
 
 def _fits(parts: _Parts, day: date, excluded: Set[date]) -> bool:
@@ -378,15 +374,9 @@ def _value(name: str, text: str, freq: str) -> str:
     numbers = {*map(int, text.split(","))} if re.fullmatch(form, text) else {most + 1}
     most //= _LENGTHS_MS[freq] if name == "INTERVAL" else 1
     if not all(least <= n <= most and (n or least == 0) for n in numbers):
-        raise _refusal(
-            f"has {quoted(text)} in {name}, not {least} to {most}{' without 0' * (least < 0)}"
-        )
+        bounds = f"{least} to {most}{' without 0' * (least < 0)}"
+        raise _refusal(f"has {quoted(text)} in {name}, not {bounds}")
     return ",".join(map(str, sorted(numbers)))
-
-
-def _line(parts: _Parts) -> str:
-    names = (name for name in (*_FORMS, *_RANGES) if name in parts)
-    return "RRULE:" + ";".join(f"{name}={parts[name]}" for name in names)
 
 
 def _moment(text: str) -> date:
