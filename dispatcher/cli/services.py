@@ -16,11 +16,10 @@ from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from celery.signals import after_setup_logger, after_setup_task_logger, worker_ready
-from typer.core import TyperCommand
 
 from dispatcher.app import App, prometheus
 from dispatcher.celery.queue import check_url
@@ -29,7 +28,7 @@ from dispatcher.cli.app import command, command_group, say_error, say_warning, u
 from dispatcher.cli.doctor import check_before_start
 from dispatcher.cli.lists import complete_channel
 from dispatcher.client import Dispatcher, app_of
-from dispatcher.errors import InvalidSettings, InvalidValue, MissingExtra, needs
+from dispatcher.errors import InvalidValue, MissingExtra, needs
 from dispatcher.quota import parse_length
 from dispatcher.selection import read_scopes
 from dispatcher.settings import (
@@ -71,18 +70,6 @@ MetricsPort = Annotated[
         help="Answer Prometheus and the probes of Kubernetes there; 0 for any free port.",
     ),
 ]
-
-
-class _Worker(TyperCommand):
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        with suppress(InvalidSettings):
-            grace = Settings.load().stop_grace.total_seconds()
-            self.help = (
-                f"{self.help}\n\nOn SIGTERM it finishes the sends that have begun: leave it "
-                f"{grace:g} seconds (transport_timeout and 10 s) before a kill. After a kill the "
-                "outcome of each send in flight is unknown."
-            )
-        super().format_help(ctx, formatter)
 
 
 @command("dispatcher up", json="")
@@ -146,7 +133,6 @@ def _written_by(names: Sequence[str], path: Path) -> Iterator[list[str]]:
     "dispatcher worker -c 8",
     "dispatcher worker --queues=dispatcher.sms",
     json="",
-    cls=_Worker,
     context_settings=_PASS_ON,
 )
 def worker(
@@ -164,6 +150,9 @@ def worker(
 
     It does not start where the database lacks migrations, Redis evicts or is too old, or the
     clocks of this machine and the database are more than a second apart.
+
+    On SIGTERM it finishes the sends that have begun: leave it transport_timeout and 10 s (20 s by
+    default) before a kill. After a kill the outcome of each send in flight is unknown.
     """
     if pool in _GREENLETS:  # they replace parts of Python, which must come before any import
         raise InvalidValue(
