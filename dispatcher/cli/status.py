@@ -36,13 +36,11 @@ from dispatcher.selection import read_scopes
 from dispatcher.store.listing import Of, OverdueFigure
 from dispatcher.telemetry.liveness import Sign
 from dispatcher.times import zones
-from dispatcher.times.clock import SystemClock, length_text
+from dispatcher.times.clock import length_text
 from dispatcher.times.send_time import to_ms
 
 _NEARLY = 0.8
 _MARKS = "x: refuses all of that row, -: a part of it"
-_PAUSE = 9
-"""Ratio of the pause after a read to its length: reading takes at most a tenth of the time."""
 _LEAST = timedelta(milliseconds=100)
 
 
@@ -187,10 +185,8 @@ def timeline(
 
 
 def _watch(read: Callable[[], tuple[object, RenderableType]], every: timedelta) -> None:
-    clock = SystemClock()
     with until_stopped() as stopped:
         while not stopped.is_set():
-            began = clock.monotonic()
             try:
                 data, shown = read()
             except Unavailable as error:
@@ -201,8 +197,7 @@ def _watch(read: Callable[[], tuple[object, RenderableType]], every: timedelta) 
             else:
                 output.out.clear()  # of a terminal
                 output.out.print(shown)
-            took = clock.monotonic() - began
-            stopped.wait(max(every.total_seconds(), _PAUSE * took))
+            stopped.wait(every.total_seconds())
 
 
 def overview_picture(overview: Overview) -> RenderableType:
