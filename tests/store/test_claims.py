@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -206,18 +205,20 @@ def test_a_claimed_message_is_neither_changed_nor_moved(database: Database) -> N
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_cancel_that_waits_for_a_claim_leaves_it(database: Database) -> None:
+@pytest.mark.parametrize("by", ["cancel", "claim"])
+def test_a_call_that_meets_a_claim_leaves_it(database: Database, by: str) -> None:
     message = rows.add_due(database)
-    cancel = partial(messages_in(database).cancel, [message.id])
+    call = getattr(messages_in(database) if by == "cancel" else claims_in(database), by)
     engine = database.engine.execution_options(isolation_level="READ COMMITTED")
     with ThreadPoolExecutor(1) as thread:
         with engine.begin() as worker:
             worker.execute(TAKE, {"id": message.id})
-            coming = thread.submit(cancel)
+            coming = thread.submit(call, [message.id])
             wait_until(lambda: waiting(database) or coming.done())
         result = coming.result()
-    assert result.newly_changed == set()
-    assert result.rows[message.id].message.status is Status.SENDING
+    assert result == [] if by == "claim" else result.newly_changed == set()
+    row = rows.row(database, message.id)
+    assert (row.status, row.claim_token) == ("sending", 1)
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

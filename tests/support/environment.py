@@ -175,13 +175,12 @@ class Environment:
         while left := under_way():
             wait_until(lambda: under_way() < left, every=0.1)
 
-    def check(self, accepted: Iterable[Message | UUID], *, cancelled: Sequence[UUID] = ()) -> None:
+    def check(self, accepted: Iterable[Message | UUID]) -> None:
         """Fail if a promise was broken, or if the windows are not what SQL says."""
         ids = [message if isinstance(message, UUID) else message.id for message in accepted]
-        callers = [*told(ids, cancelled)]
         with suppress(AssertionError):  # told below what is wrong
             wait_until(lambda: not self.false_windows(), every=0.1)
-        problems = judge([*callers, *self.ledger(), *self.lines()])
+        problems = judge([*told(ids), *self.ledger(), *self.lines()])
         shown = "\n".join(map(str, problems[:_MOST_SHOWN]))
         assert not problems, f"{len(problems)} broken promises:\n{shown}"
 
