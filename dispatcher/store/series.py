@@ -40,8 +40,9 @@ class SeriesRows:
         this = (row.name == bindparam("this"), row.token == bindparam("was"))
         self._unless_changed = update(self._table).where(*this)
 
-    def add(self, row: SeriesRow) -> bool:
-        return self._database.add_if_absent(self._table, **row._asdict())
+    def add(self, row: SeriesRow) -> None:
+        """Add a row unless there is one of its name."""
+        self._database.add_if_absent(self._table, **row._asdict())
 
     def get(self, name: str) -> SeriesRow | None:
         rows = self._database.read(select(*self._columns).where(self._table.c.name == name))
