@@ -83,6 +83,8 @@ MAX_NAME = 100
 _AT_ONCE = 1_000
 _LEASE = timedelta(seconds=30)
 _ON_ITS_WAY = timedelta(seconds=30)
+_A_DAY_LASTS = timedelta(hours=26)
+"""How much earlier than in one zone a wall time may be in another one."""
 _MOST_SKIPPED = 20
 _QUIET_IN_A_ROW = 20
 _MOST_JUDGED = 1_000
@@ -239,8 +241,15 @@ class SeriesList:
                 del known[instead]
         series = self._read(before.name, known | dict(fields))
         self._check(series)
+        definition = series.definition
+        if series.zone == before.zone == LOCAL and (
+            earliest < since <= row.booked_until - _A_DAY_LASTS
+        ):
+            wall = since.astimezone(rules(self.settings.zone)).replace(tzinfo=None)
+            definition["wall_from"] = wall.isoformat()
+            since = max(since - _A_DAY_LASTS, earliest)
         # A pass may have booked some behind ``booked_until``: they are booked anew.
-        changed = self._replace(row, series.definition, min(since, row.booked_until))
+        changed = self._replace(row, definition, min(since, row.booked_until))
         fault("series.after_change")
         self._cancel_replaced(changed)
         return Series.of(changed)
@@ -434,7 +443,10 @@ class SeriesList:
         for who in self._recipients(series):
             zone = self._zone(series, who.zone)
             if zone not in spans:
-                spans[zone] = recurrence.between(zone, to_ms(since), to_ms(until))
+                wall = row.definition.get("wall_from")
+                begin = wall and datetime.fromisoformat(wall).replace(tzinfo=rules(zone))
+                begin_ms = to_ms(max(since, begin or since))
+                spans[zone] = recurrence.between(zone, begin_ms, to_ms(until))
             later = _spread_ms(series, who.recipient)
             times = [Occurrence(at_ms + later, nominal) for at_ms, nominal in spans[zone]]
             late = [one for one in times if one.at_ms < to_ms(now)]
@@ -627,7 +639,9 @@ def _is_replaced(message: Message, row: SeriesRow) -> bool:
     nominal, zone = datetime.fromisoformat(key.split(":", 2)[2]), known_zone(message.zone)
     if nominal.tzinfo is None:
         nominal = message.send_at if zone is None else nominal.replace(tzinfo=rules(zone))
-    return nominal >= datetime.fromisoformat(row.definition["booked_from"])
+    wall = nominal.astimezone(rules(zone or "UTC")).replace(tzinfo=None)
+    wall_from = datetime.fromisoformat(row.definition.get("wall_from", "0001-01-01"))
+    return wall >= wall_from and nominal >= datetime.fromisoformat(row.definition["booked_from"])
 
 
 def _digest(text: str) -> str:

@@ -332,6 +332,35 @@ def test_a_change_from_a_day_on_leaves_those_before(build: Build, recipients: An
 
 
 @on_sqlite
+@pytest.mark.parametrize("is_named", [False, True])
+@pytest.mark.parametrize("hours", [(9, 18), (18, 9)])
+def test_a_change_from_a_day_on_begins_with_that_day_in_each_zone(
+    build: Build, hours: tuple[int, int], is_named: bool
+) -> None:
+    """Nobody has two on that day, or none, however far east or west of the others."""
+    house = build(quotas=ROOMY, series_recipients={"members": NAMED}, retention="60 days")
+    MEMBERS[:] = [
+        (zone, zone)
+        for zone in ("Pacific/Kiritimati", "Asia/Tokyo", "UTC", "America/New_York", "Pacific/Niue")
+    ]
+    before, after = hours
+    recipients = "members" if is_named else [*MEMBERS]
+    add(house, rule=f"FREQ=DAILY;BYHOUR={before}", zone="local", recipients=recipients)
+    book(house)
+    for earlier, day in (("2100-01-01", "2100-01-03"), ("2100-01-03", "2100-01-20")):
+        house.parts.series_list.change("daily", {"rule": f"FREQ=DAILY;BYHOUR={after}"}, day)
+        book(house)
+        for zone, _ in MEMBERS:
+            of_zone = [wish for wish in walls(booked(house, recipient=zone)) if wish]
+            dates = Counter(wish[:10] for wish in of_zone)
+            assert max(dates.values()) == 1
+            assert len(dates) >= 34
+            assert {wish[11:13] for wish in of_zone if wish >= day} == {f"{after:02}"}
+            assert {wish[11:13] for wish in of_zone if earlier <= wish < day} == {f"{before:02}"}
+        before, after = after, before
+
+
+@on_sqlite
 def test_a_change_cuts_by_nominal_times(build: Build) -> None:
     """No recipient loses an occurrence that is spread over the cut, or gets two of a day."""
     house = build(quotas=ROOMY)
