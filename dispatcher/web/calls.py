@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from dispatcher import Pause, ScopeQuotas, Series, Suppression, Timeline, Wanted
+from dispatcher import Pause, ScopeQuotas, Suppression, Timeline, Wanted
 from dispatcher.client import selection_of
 from dispatcher.errors import (
     DispatcherError,
@@ -427,23 +427,19 @@ def list_series(
 
 def get_series(context: CallContext, name: str) -> Response:
     """Return a series."""
-    return _series(context, context.dispatcher.series.get(name))
+    return answer(models.SeriesOut.of(context.dispatcher.series.get(name), context.caller))
 
 
 def add_series(context: CallContext, name: str) -> Response:
     """Add a series, whose messages are booked ahead, each once. The same one again is returned."""
-    fields = context.payload(models.SeriesIn).fields()
-    return _series(context, context.dispatcher.series.add(name, **fields))
+    made = context.dispatcher.series.add(name, **context.payload(models.SeriesIn).fields())
+    return answer(models.SeriesOut.of(made, context.caller))
 
 
 def change_series(context: CallContext, name: str) -> Response:
     """Change what is given; the messages from `since` on are cancelled and booked anew."""
-    fields = context.payload(models.SeriesChange).fields()
-    return _series(context, context.dispatcher.series.change(name, **fields))
-
-
-def _series(context: CallContext, series: Series) -> Response:
-    return answer(models.SeriesOut.of(series, context.caller))
+    made = context.dispatcher.series.change(name, **context.payload(models.SeriesChange).fields())
+    return answer(models.SeriesOut.of(made, context.caller))
 
 
 def remove_series(context: CallContext, name: str) -> Response:
