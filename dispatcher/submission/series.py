@@ -59,7 +59,6 @@ from dispatcher.submission.changes import Cancellation
 from dispatcher.submission.pipeline import Submitter
 from dispatcher.submission.validation import SERIES, DraftValidator, Occurring, known_channel
 from dispatcher.times.clock import MILLISECOND, Clock
-from dispatcher.times.quiet_hours import Hours
 from dispatcher.times.recurrence import Gap, Occurrence, Recurrence, Repeat
 from dispatcher.times.send_time import (
     check_zone,
@@ -86,7 +85,6 @@ _ON_ITS_WAY = timedelta(seconds=30)
 _A_DAY_LASTS = timedelta(hours=26)
 """How much earlier than in one zone a wall time may be in another one."""
 _MOST_SKIPPED = 20
-_QUIET_IN_A_ROW = 20
 _MOST_JUDGED = 1_000
 _MOST_A_DAY = 1_440
 _NAMED_EVERY = timedelta(days=1)
@@ -552,8 +550,12 @@ class SeriesList:
             for who, zone in zip(series.recipients, zones, strict=True)
         ]
         self._check_density(series.recurrence, zones[0], to_ms(now), terms[0])
-        if series.conflict == "skip" and series.spread is None and terms[0].quiet is not None:
-            self._check_quiet(series.recurrence, zones[0], to_ms(now), terms[0].quiet)
+        if series.conflict == "skip" and series.spread is None and (quiet := terms[0].quiet):
+            times = series.recurrence.following(zones[0], to_ms(now), 20)
+            is_quiet = all(quiet.end(zones[0], one.at_ms) for one in times)
+            if is_quiet and times[-1].at_ms - times[0].at_ms > 7 * DAY_MS:
+                accepted = "another time, or conflict as shift"
+                raise InvalidValue("rule", f"lies in the quiet hours {quiet} each time", accepted)
         if series.conflict != "refuse":
             return
         drafts = self._drafts(SeriesRow(event, "", {}, now, now), series, now)
@@ -577,16 +579,6 @@ class SeriesList:
             check_body(series.body, max_bytes=most, max_depth=depth)
         elif series.body is not None:
             raise InvalidValue("body", "given together with template", "one of them")
-
-    def _check_quiet(self, recurrence: Recurrence, zone: str, at_ms: int, quiet: Hours) -> None:
-        for _ in range(_QUIET_IN_A_ROW):
-            first_ms = recurrence.first_from(zone, at_ms)
-            end_ms = None if first_ms is None else quiet.end(zone, first_ms)
-            if end_ms is None:
-                return
-            at_ms = end_ms
-        problem = f"lies in the quiet hours {quiet} each time"
-        raise InvalidValue("rule", problem, "another time, or conflict as shift")
 
     def _check_density(self, recurrence: Recurrence, zone: str, now_ms: int, terms: Terms) -> None:
         first_ms = recurrence.first_from(zone, now_ms) or now_ms
