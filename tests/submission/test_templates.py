@@ -310,34 +310,32 @@ def test_an_update_renders_it_for_what_is_stored(house: House, build: Build) -> 
     assert updated.send_at == message.send_at
 
 
-@pytest.mark.parametrize(
-    ("source", "field"),
-    [
-        ({"template": "hello"}, "data"),
-        ({"template": "bye", "data": {"name": "Ada"}}, "template"),
-        ({"template": 7}, "template"),
-        ({"template": "hello", "data": {"name": object()}}, "data.name"),
-        ({"template": "hello", "data": {"name": "Ada"}, "body": {"text": "x"}}, "template"),
-        ({"template": "hello", "data": {"name": "x" * 70_000}}, "data"),
-        ({"template": "hello", "data": "Ada"}, "data"),
-        ({"data": {"name": "Ada"}}, "data"),
-        ({"body": {"text": "x"}, "data": {"name": "Ada"}}, "data"),
-        ({}, "body"),
-    ],
-)
-def test_an_update_is_refused_as_a_submit_is(
-    house: House, source: dict[str, Any], field: str
-) -> None:
+NO_UPDATES: list[tuple[dict[str, Any], str]] = [
+    ({"template": "hello"}, "data"),
+    ({"template": "bye", "data": {"name": "Ada"}}, "template"),
+    ({"template": 7}, "template"),
+    ({"template": "hello", "data": {"name": object()}}, "data.name"),
+    ({"template": "hello", "data": {"name": "Ada"}, "body": {"text": "x"}}, "template"),
+    ({"template": "hello", "data": {"name": "x" * 70_000}}, "data"),
+    ({"template": "hello", "data": "Ada"}, "data"),
+    ({"data": {"name": "Ada"}}, "data"),
+    ({"body": {"text": "x"}, "data": {"name": "Ada"}}, "data"),
+    ({}, "body"),
+]
+
+
+def test_an_update_is_refused_as_a_submit_is(house: House) -> None:
     message = house.dispatcher.submit(**asked(name="Ada"))
     before = house.snapshot()
-    with pytest.raises(InvalidDraft) as refused:
-        house.dispatcher.update(message.id, **source)
-    assert refused.value.field == field
     asked_for: dict[str, Any] = {"channel": "memory", "recipient": "ben", "send_at": LATER}
-    with pytest.raises(InvalidDraft) as alike:
-        house.dispatcher.submit(**asked_for, **source)
-    assert str(refused.value) == str(alike.value)
-    assert house.snapshot() == before
+    for source, field in NO_UPDATES:
+        with pytest.raises(InvalidDraft) as refused:
+            house.dispatcher.update(message.id, **source)
+        assert refused.value.field == field
+        with pytest.raises(InvalidDraft) as alike:
+            house.dispatcher.submit(**asked_for, **source)
+        assert str(refused.value) == str(alike.value)
+        assert house.snapshot() == before
 
 
 def test_an_update_by_a_template_that_cannot_be_used(house: House, build: Build) -> None:

@@ -307,39 +307,37 @@ def test_a_name_with_slashes_is_reached_and_one_with_a_line_end_is_not_cut(
 SERIES = {"rule": "0 9 * * *", "channel": "memory", "recipient": "ada", "body": {}}
 
 
-@pytest.mark.parametrize(
-    ("call", "body", "field", "says"),
-    [
-        ("PUT daily", SERIES | {"rule": 5}, "rule", "is no text"),
-        ("PUT daily", SERIES | {"rule": "FREQ=NEVER"}, "rule", "FREQ"),
-        ("PUT daily", SERIES | {"spread_seconds": "1"}, "spread_seconds", "is no number"),
-        ("PUT daily", SERIES | {"window_seconds": -1}, "window_seconds", ""),
-        ("PUT daily", SERIES | {"count": True}, "count", "is no whole number"),
-        ("PUT daily", SERIES | {"until": "soon"}, "until", "cannot read"),
-        ("PUT daily", SERIES | {"recipients": ["ben"]}, "recipients", "together"),
-        ("PUT daily", SERIES | {"recipient": None, "recipients": [5]}, "recipients", ""),
-        ("PUT daily", SERIES | {"recipient": None}, "recipients", "is missing"),
-        ("PUT weekly", SERIES, "name", "there is a series"),
-        ("PATCH daily", {}, "name", "there is no series"),
-        ("PATCH weekly", {"since": "soon"}, "since", "cannot read"),
-        ("PATCH weekly", {"sinc": "soon"}, "sinc", "there is no such field"),
-        ("DELETE daily", None, "name", "there is no series"),
-        ("POST daily/pause", None, "name", "there is no series"),
-        ("GET daily/preview", None, "name", "there is no series"),
-        ("GET weekly/preview?count=0", None, "count", ""),
-        ("GET weekly/preview?zone=Nowhere", None, "zone", "no zone"),
-        ("GET ?limit=1001", None, "limit", ""),
-    ],
-)
-def test_wrong_calls_of_series(
-    house: House, shop: TestClient, *, call: str, body: Any, field: str, says: str
-) -> None:
+WRONG: list[tuple[str, Any, str, str]] = [
+    ("PUT daily", SERIES | {"rule": 5}, "rule", "is no text"),
+    ("PUT daily", SERIES | {"rule": "FREQ=NEVER"}, "rule", "FREQ"),
+    ("PUT daily", SERIES | {"spread_seconds": "1"}, "spread_seconds", "is no number"),
+    ("PUT daily", SERIES | {"window_seconds": -1}, "window_seconds", ""),
+    ("PUT daily", SERIES | {"count": True}, "count", "is no whole number"),
+    ("PUT daily", SERIES | {"until": "soon"}, "until", "cannot read"),
+    ("PUT daily", SERIES | {"recipients": ["ben"]}, "recipients", "together"),
+    ("PUT daily", SERIES | {"recipient": None, "recipients": [5]}, "recipients", ""),
+    ("PUT daily", SERIES | {"recipient": None}, "recipients", "is missing"),
+    ("PUT weekly", SERIES, "name", "there is a series"),
+    ("PATCH daily", {}, "name", "there is no series"),
+    ("PATCH weekly", {"since": "soon"}, "since", "cannot read"),
+    ("PATCH weekly", {"sinc": "soon"}, "sinc", "there is no such field"),
+    ("DELETE daily", None, "name", "there is no series"),
+    ("POST daily/pause", None, "name", "there is no series"),
+    ("GET daily/preview", None, "name", "there is no series"),
+    ("GET weekly/preview?count=0", None, "count", ""),
+    ("GET weekly/preview?zone=Nowhere", None, "zone", "no zone"),
+    ("GET ?limit=1001", None, "limit", ""),
+]
+
+
+def test_wrong_calls_of_series(house: House, shop: TestClient) -> None:
     house.dispatcher.series.add("weekly", "0 9 * * mon", zone="local", channel="memory",
                                 recipient="ada", body={})  # fmt: skip
-    method, _, path = call.partition(" ")
-    separator = "" if path.startswith("?") else "/"
-    answer = shop.request(method, f"/v1/series{separator}{path}", json=body)
-    assert told(answer)[0] == 422, answer.text
-    assert told(answer)[1].split(".")[0] == field
-    assert says in told(answer)[2]
-    assert [one.name for one in house.dispatcher.series.list()] == ["weekly"]
+    for call, body, field, says in WRONG:
+        method, _, path = call.partition(" ")
+        separator = "" if path.startswith("?") else "/"
+        answer = shop.request(method, f"/v1/series{separator}{path}", json=body)
+        assert told(answer)[0] == 422, (call, answer.text)
+        assert told(answer)[1].split(".")[0] == field
+        assert says in told(answer)[2]
+        assert [one.name for one in house.dispatcher.series.list()] == ["weekly"]
