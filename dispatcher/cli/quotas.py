@@ -55,8 +55,8 @@ def list_(kind: Annotated[str | None, typer.Argument(metavar="KIND")] = None) ->
     with Dispatcher() as dispatcher:
         listed = dispatcher.scope_settings(kind)
     others = {
-        "quotas": lambda of_one: "; ".join(of_one.quotas),
-        "limits": lambda of_one: "; ".join(of_one.limits),
+        "quotas": lambda scope: "; ".join(scope.quotas),
+        "limits": lambda scope: "; ".join(scope.limits),
     }
     output.tell_rows(
         listed, ("kind", "name"), others, otherwise="no scope has quotas or limits of its own"

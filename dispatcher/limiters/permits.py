@@ -1,9 +1,9 @@
 """The permits of deliveries: which limits a message meets when it is sent.
 
-They are kept in logs, ZSETs with a member for each message of the longest period. So at most N
-messages are sent within any span shorter than the period, also when permits are used late. A
-refused request takes nothing. In a log with turns it gets one, so that a herd comes back one after
-the other.
+Each scope and each channel with limits has a log: a ZSET with a member for each send of its longest
+period. So at most N messages are sent within any span shorter than the period, also when permits
+are used late. A refused request takes nothing. Where a log gives turns it gets one, so that a herd
+comes back one after the other.
 """
 
 from __future__ import annotations

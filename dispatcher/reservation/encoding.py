@@ -79,7 +79,7 @@ class _ScriptTerms(NamedTuple):
 
 
 class QuotaSet:
-    """What one set of quotas makes of the scopes that it is for, as ``lua/rule.lua`` reads it.
+    """The quotas of one scope, or of all scopes of a kind, as ``lua/rule.lua`` reads them.
 
     ``quotas`` are in the order in which the scripts number them, calendar quotas last.
     """
@@ -110,9 +110,10 @@ Named = tuple[str, str]
 
 
 class Rules:
-    """The quotas of every kind of scope, as ``lua/rule.lua`` reads them, and those of single ones.
+    """The quotas and limits in force at one moment: of each kind of scope, and of single scopes.
 
-    Nothing changes them: what is judged by one of these objects is judged by one set a scope.
+    Nothing changes them. So a booking that is judged by one of these objects is judged by one set
+    of quotas for each scope, never by a mixture of old and new ones.
     """
 
     def __init__(

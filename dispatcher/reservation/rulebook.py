@@ -26,10 +26,10 @@ Change = tuple[str, str, Sequence[str] | None, Sequence[str] | None, datetime]
 class RuleBook:
     """Gives out the rules in force; threads may share it.
 
-    They are read again on use once they are 2 s old: by one thread, while others go on with what
-    there is, but wait where that is 4 s old. ``changed`` returns the changes of a time, or all:
-    that is asked every 10 minutes, because a change may be committed long after its time. Where the
-    database does not answer, the last rules serve.
+    A call reads what has changed once the rules are 2 s old. One thread reads; others use the rules
+    of before, and wait for it only where these are 4 s old. Every 10 minutes all rows are read,
+    because a change may be committed long after its time. Where the database does not answer, the
+    last rules serve. ``changed`` returns the changes within some time, or all.
     """
 
     def __init__(

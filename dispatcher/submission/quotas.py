@@ -61,8 +61,9 @@ class QuotaList:
     def put(self, kind: str, name: str, quotas: str | Iterable[str] | None) -> ScopeQuotas:
         """Set the quotas of a scope; None gives it those of its kind again.
 
-        What only these count is put back into its window before they are in force, and once more:
-        a sweep or a rebuild that did not know of them may have deleted it meanwhile.
+        Its window may have forgotten bookings that the new quotas still count. They are put back
+        from SQL before these are in force, and again afterwards: a sweep or a rebuild that did not
+        know of them may have deleted some meanwhile.
         """
         scopes = self._scopes(kind, name, self.settings.kinds_with_quotas)
         own = () if quotas is None else self._read("quotas", parse_quota, quotas)

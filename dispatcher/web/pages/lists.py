@@ -166,9 +166,9 @@ def resume(visit: Visit) -> Response:
 
 def quotas(visit: Visit) -> Response:
     listed = [
-        (of_one, what, getattr(of_one, what))
-        for of_one in visit.dispatcher.scope_settings()
-        for what, is_own in (("quotas", of_one.own), ("limits", of_one.limits))
+        (scope, what, getattr(scope, what))
+        for scope in visit.dispatcher.scope_settings()
+        for what, is_own in (("quotas", scope.own), ("limits", scope.limits))
         if is_own
     ]
     kinds = visit.site.settings.kinds_with_quotas
