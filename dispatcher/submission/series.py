@@ -280,8 +280,10 @@ class SeriesList:
         return cancelled
 
     def _replace(self, row: SeriesRow, definition: Mapping[str, Any], since: datetime) -> SeriesRow:
-        """Give a series another definition, by which it is booked from a nominal time on."""
-        self._cancel_replaced(row)  # what a change has left that died
+        """Give a series another definition, by which it is booked from ``since`` on.
+
+        As that is never after ``booked_until``, it also replaces what a change left that died.
+        """
         definition = {**definition, "booked_from": since.isoformat(), "replaces": True}
         changed = SeriesRow(row.name, token_hex(6), definition, since, self.clock.now())
         if not self.series_rows.change(row.token, changed):
