@@ -21,7 +21,9 @@ from dispatcher import (
     StoreUnavailable,
 )
 from dispatcher.faults import InjectedFault, arm
+from dispatcher.message import Rejection
 from dispatcher.store.database import Database
+from dispatcher.store.messages import GivenUp
 from tests.support.examples import examples
 from tests.support.house import FAR, House, let_graces_pass
 from tests.support.house_fixtures import Build, on_postgresql, on_sqlite
@@ -507,6 +509,36 @@ def test_a_pass_takes_a_number_of_series(build: Build, monkeypatch: pytest.Monke
         add(house, f"s{number}", recipient=f"r{number}")
     monkeypatch.setattr("dispatcher.submission.series._AT_ONCE", 2)
     assert [book(house) for _ in range(4)] == [70, 70, 35, 0]
+
+
+@on_sqlite
+def test_what_was_given_up_is_booked_by_the_next_pass(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = build(quotas=ROOMY)
+    add(house)
+    submit_many = house.parts.submitter.submit_many
+
+    def give_up_one(drafts: list[Any], **more: Any) -> list[Any]:
+        monkeypatch.undo()
+        return [Rejection(0, drafts[0], GivenUp()), *submit_many(drafts[1:], **more)]
+
+    monkeypatch.setattr(house.parts.submitter, "submit_many", give_up_one)
+    assert [book(house), book(house, later=5 * MINUTE)] == [34, 1]
+
+
+@on_sqlite
+def test_what_another_pass_has_booked_is_not_skipped(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is late by now is other than it was then."""
+    house = build(quotas=ROOMY)
+    add(house)
+    with dying("series.after_batch"):
+        book(house)
+    monkeypatch.setattr(house.parts.messages, "with_keys", lambda _: {})
+    book(house, later=2 * DAY)
+    assert house.parts.series_list.get("daily").skipped == ()
 
 
 @on_sqlite
