@@ -16,6 +16,7 @@ from dispatcher.reservation.timeline import Timeline, WindowTimeline
 from dispatcher.web.pages import calendar
 from dispatcher.web.pages.messages import FILTERS
 from dispatcher.web.pages.site import local_text, read_time
+from tests.support.examples import a_third_of
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
 from tests.web.conftest import ON_SQLITE
@@ -193,7 +194,7 @@ NAMES = {
 
 
 @ON_SQLITE
-@pytest.mark.parametrize("path", NAMES)
+@pytest.mark.parametrize("path", a_third_of([*NAMES]))
 def test_no_query_breaks_a_page(house: House, visit: Visit, path: str) -> None:
     house.submit(send_at=FAR + HOUR)
     client = visit()
