@@ -485,17 +485,13 @@ def test_a_table_is_read_back_the_same(run: Run, stored: list[Message], tmp_path
     assert len(plain.out.splitlines()) == 1, "the names of the columns, and no row"
 
 
-@pytest.mark.parametrize(
-    ("line", "is_table"),
-    [("a.CSV", True), ("b.jsonl", False), ("c.txt", False), ("d.csv --format jsonl", False),
-     ("e.jsonl --format csv", True)],
-)  # fmt: skip
-def test_the_format_is_the_one_asked_for_else_that_of_the_name(
-    house: House, run: Run, line: str, is_table: bool
-) -> None:
-    path = Path(line.split(maxsplit=1)[0])
-    assert run("export", "--to-file", *line.split()).code == 0
-    assert path.read_text(encoding="utf-8").startswith("id,channel,") is is_table
+def test_the_format_is_the_one_asked_for_else_that_of_the_name(house: House, run: Run) -> None:
+    lines = {"a.CSV": True, "b.jsonl": False, "c.txt": False, "d.csv --format jsonl": False,
+             "e.jsonl --format csv": True}  # fmt: skip
+    for line, is_table in lines.items():
+        path = Path(line.split(maxsplit=1)[0])
+        assert run("export", "--to-file", *line.split()).code == 0
+        assert path.read_text(encoding="utf-8").startswith("id,channel,") is is_table
 
 
 def test_a_file_that_is_there_is_left_alone(

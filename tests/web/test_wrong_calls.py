@@ -218,33 +218,33 @@ def test_an_error_names_the_parameter_of_the_call(build: Build) -> None:
         check_names(shop.get(path), field, problem, accepted)
 
 
-@pytest.mark.parametrize(
-    ("asked", "field", "problem", "accepted"),
-    [
-        ({"send_in_seconds": -5}, "send_in_seconds", "-0:00:05 lies in the past", "0 or more"),
-        ({}, "send_at", "neither of send_at and send_in_seconds given", "one of them"),
-        ({"send_at": AT, "send_in_seconds": 5}, "send_at", "both of", "one of them"),
-        ({"send_at": AT, "expire_after_seconds": 5, "expires_at": AT}, "expire_after_seconds",
-         "given together with expires_at", "one of them"),
-        ({"send_in_seconds": 100, "fold": 1}, "fold", "given with send_in_seconds",
-         "send_at, or no fold"),
-    ],
-)  # fmt: skip
-def test_a_submit_a_plan_a_line_and_a_move_refuse_the_same_times_by_their_names(  # noqa: PLR0917
-    house: House, shop: TestClient, asked: Any, field: str, problem: str, accepted: str
+WRONG_TIMES: list[tuple[Any, str, str, str]] = [
+    ({"send_in_seconds": -5}, "send_in_seconds", "-0:00:05 lies in the past", "0 or more"),
+    ({}, "send_at", "neither of send_at and send_in_seconds given", "one of them"),
+    ({"send_at": AT, "send_in_seconds": 5}, "send_at", "both of", "one of them"),
+    ({"send_at": AT, "expire_after_seconds": 5, "expires_at": AT}, "expire_after_seconds",
+     "given together with expires_at", "one of them"),
+    ({"send_in_seconds": 100, "fold": 1}, "fold", "given with send_in_seconds",
+     "send_at, or no fold"),
+]  # fmt: skip
+
+
+def test_a_submit_a_plan_a_line_and_a_move_refuse_the_same_times_by_their_names(
+    house: House, shop: TestClient
 ) -> None:
-    draft = {"channel": "memory", "recipient": "eve", "body": {}, **asked}
     path = f"/v1/messages/{house.submit('ada', send_at=AT).id}"
     before = house.rows()
-    single = shop.post("/v1/messages", json=draft)
-    check_names(single, field, problem, accepted)
-    told = single.json()
-    assert shop.post(f"{path}/reschedule", json=asked).json() == told
-    [planned] = shop.post("/v1/plans", json={"messages": [draft]}).json()["rejections"]
-    assert planned["problem"] == told
-    line = shop.post("/v1/messages/batch", content=json.dumps(draft), headers=NDJSON)
-    assert json.loads(line.text)["problem"] == told
-    assert house.rows() == before
+    for asked, field, problem, accepted in WRONG_TIMES:
+        draft = {"channel": "memory", "recipient": "eve", "body": {}, **asked}
+        single = shop.post("/v1/messages", json=draft)
+        check_names(single, field, problem, accepted)
+        told = single.json()
+        assert shop.post(f"{path}/reschedule", json=asked).json() == told
+        [planned] = shop.post("/v1/plans", json={"messages": [draft]}).json()["rejections"]
+        assert planned["problem"] == told
+        line = shop.post("/v1/messages/batch", content=json.dumps(draft), headers=NDJSON)
+        assert json.loads(line.text)["problem"] == told
+        assert house.rows() == before
 
 
 def test_a_type_of_bodies_that_cannot_be_used_stops_no_call_on_another_channel(
