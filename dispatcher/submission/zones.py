@@ -33,27 +33,26 @@ class ZoneRepair:
 
         Raises Unavailable.
         """
-        for row in self.wishes.wrong_events():
-            yield _told(row, self._moved(row.event, on_conflict))
+        yield from self._repaired([*self.wishes.wrong_events()], on_conflict)
         rows = sorted(chain.from_iterable(self.wishes.wrong_messages()), key=_turn)
         for start in range(0, len(rows), _AT_ONCE):
             yield from self._repaired(rows[start : start + _AT_ONCE], on_conflict)
 
     def _repaired(self, rows: Sequence[WrongTime], on_conflict: OnConflict) -> Iterator[WrongTime]:
-        """Move messages that have a time of their own, and the events of reminders."""
+        """Move messages that have a time of their own, and the events of the others."""
         own = [row.id for row in rows if row.id and "T" in row.wish]
         new_time = NewTime(as_wished=True, on_conflict=on_conflict)
-        results: dict[UUID | None, Event | ChangeResult] = {}
-        results |= zip(own, self.changes.reschedule_many(own, new_time), strict=True)
-        reminders = {row.id: row.event for row in rows if row.id and row.id not in results}
-        events = {name: self._moved(name, on_conflict) for name in {*reminders.values()}}
-        moved = self.changes.messages.movables([*reminders])
+        answers: dict[UUID | None, ChangeResult] = {}
+        answers |= zip(own, self.changes.reschedule_many(own, new_time), strict=True)
+        others = [row for row in rows if row.id not in answers]
+        events = {name: self._moved(name, on_conflict) for name in {row.event for row in others}}
+        moved = self.changes.messages.movables([row.id for row in others if row.id])
         for row in rows:
-            if row.id in reminders:
-                answer = events[row.event]
-                stands = row.id in moved and isinstance(answer, Event)
-                results[row.id] = moved[row.id].message if stands else answer
-            yield _told(row, results[row.id])
+            result: Event | ChangeResult
+            result = answers[row.id] if row.id in answers else events[row.event]
+            if isinstance(result, Event) and row.id in moved:
+                result = moved[row.id].message
+            yield _told(row, result)
 
     def _moved(self, name: str | None, on_conflict: OnConflict) -> Event | DispatcherError:
         try:

@@ -14,7 +14,10 @@ from dispatcher.times.clock import MILLISECOND
 
 _TEXT = re.compile(r"([+-]?\d{1,9}) ?([a-z]+?)s?", re.ASCII)
 _ELAPSED = {"hour": 3_600_000, "minute": 60_000, "second": 1_000, "millisecond": 1}
-_DAYS, _MONTHS = {"week": 7, "day": 1}, {"year": 12, "month": 1}
+_UNITS = {
+    "year": ("months", 12), "month": ("months", 1), "week": ("days", 7), "day": ("days", 1),
+    **{unit: ("ms", ms) for unit, ms in _ELAPSED.items()},
+}  # fmt: skip
 _ACCEPTED = "a timedelta, or a text such as '-24 hours', '-1 day' or '-1 month'"
 
 
@@ -42,14 +45,10 @@ class Offset(NamedTuple):
         if not isinstance(value, str):
             raise InvalidDraft("offset", kind_of(value), _ACCEPTED)
         match = _TEXT.fullmatch(plain(value).strip())
-        number, unit = (int(match[1]), match[2]) if match else (0, "")
-        if unit in _ELAPSED:
-            return cls(number * _ELAPSED[unit])
-        if unit in _DAYS:
-            return cls(days=number * _DAYS[unit])
-        if unit in _MONTHS:
-            return cls(months=number * _MONTHS[unit])
-        raise InvalidDraft("offset", f"cannot read {quoted(value)}", _ACCEPTED)
+        if match is None or match[2] not in _UNITS:
+            raise InvalidDraft("offset", f"cannot read {quoted(value)}", _ACCEPTED)
+        field, size = _UNITS[match[2]]
+        return cls(**{field: int(match[1]) * size})
 
     def __str__(self) -> str:
         number, unit = self.months or self.days, "month" if self.months else "day"
