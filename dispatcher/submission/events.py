@@ -12,6 +12,7 @@ from typing import Literal, get_args
 from dispatcher.errors import DispatcherError, InvalidSendTime, QuotaExceeded, StoreUnavailable
 from dispatcher.faults import fault
 from dispatcher.message import MAX_EVENT, Message, OnConflict, Status, check_text
+from dispatcher.reservation.booking import Slot
 from dispatcher.settings import Settings
 from dispatcher.store.events import LATE, EventChange, EventRows, meant_at
 from dispatcher.store.schema import Event, Movable
@@ -86,7 +87,7 @@ class EventList:
                 break
             except DispatcherError as error:
                 if not isinstance(error, StoreUnavailable) or error.refused:
-                    self.moves.release(moves)  # else rows may have changed: reconcile reads them
+                    self._settle(moves, began)  # else rows may still change: reconcile reads them
                 own = {move.before.message.id for move in moves}
                 # A move before may not have released the times that it left.
                 is_in_its_own_way = isinstance(error, QuotaExceeded) and own & {*error.conflicting}
@@ -94,11 +95,7 @@ class EventList:
                     raise
             self.clock.sleep(number * _BETWEEN_TRIES_SECONDS)
         fault("event.after_rows")
-        # Read again: where a reply was lost, these are the moves of the first run as well.
-        stored = self.changes.messages.movables([move.before.message.id for move in moves])
-        for move in moves:
-            move.row = stored.get(move.before.message.id)
-        self.moves.settle(moves, began)
+        self._settle(moves, began)
         moved = [move.result for move in moves if isinstance(move.result, Message)]
         for message in moved:
             self.journal.tell(Transition.RESCHEDULED, message, send_at=message.send_at)
@@ -158,6 +155,14 @@ class EventList:
         ids = [row.message.id for row in rows if row.message.status is Status.SCHEDULED]
         now = send_time.from_ms(send_time.to_ms(self.clock.now()))
         return EventChange(event._replace(token=token_hex(6), cancelled_at=now), cancelled=ids)
+
+    def _settle(self, moves: Sequence[Move], began: float) -> None:
+        """Release the places that no row has; a run whose reply was lost may have changed rows."""
+        booked = [move for move in moves if isinstance(move.answer, Slot)]
+        rows = self.changes.messages.movables([move.before.message.id for move in booked])
+        for move in booked:
+            move.row = rows.get(move.before.message.id)
+        self.moves.settle(booked, began)
 
     def _tell_cancelled(self, rows: Sequence[Movable]) -> None:
         for row in rows:

@@ -74,7 +74,7 @@ class Move:
         if self.row is None:
             return False
         if isinstance(self.answer, Slot):
-            return self.row.tail == self.new_slot.tail
+            return self.row.tail == self.answer.request.tail
         return self.row.token == self.new_slot.token
 
 
@@ -117,7 +117,7 @@ class Moves:
         for move, answer in zip(moving, answers, strict=True):
             move.answer = answer
         end = self._end_of_order(moves)
-        self.release(moves[end:])
+        self._release([move.answer for move in moves[end:] if isinstance(move.answer, Slot)])
         fault("reschedule.after_booking")
         changing = []
         for move in moves[:end]:
@@ -134,7 +134,7 @@ class Moves:
         """Book new times of messages; return the values for their rows. Raises the first refusal.
 
         Each is judged as if the others had left their old times. :meth:`settle` releases what loses
-        once the rows have decided, or :meth:`release` all.
+        once the rows have decided.
         """
         answers = self.windows.move_many(self._together(moves))
         for move, answer in zip(moves, answers, strict=True):
@@ -169,10 +169,6 @@ class Moves:
                 leaving.update(member for _, member in near)
             together.append(request._replace(leaving=tuple(leaving - {request.member})))
         return together
-
-    def release(self, moves: Sequence[Move]) -> None:
-        """Release the new times of moves that are not made."""
-        self._release([move.answer for move in moves if isinstance(move.answer, Slot)])
 
     def settle(self, changing: Sequence[Move], began: float) -> None:
         """Release of both reservations the one that lost; give those that won their results."""
