@@ -234,6 +234,28 @@ def test_a_series_that_is_changed_meanwhile_delays_no_other(
     assert {message.send_at.hour for message in booked(house)} == {10}
 
 
+@on_sqlite
+def test_a_pass_that_ends_after_a_change_leaves_it(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the next pass need not look for what the change replaced."""
+    house = build(quotas=ROOMY)
+    add(house)
+    rows, advance = house.parts.series_rows, house.parts.series_rows.advance
+
+    def advance_late(booked: Any) -> None:
+        monkeypatch.undo()
+        house.parts.series_list.change("daily", {"rule": "FREQ=DAILY;BYHOUR=10"}, None)
+        advance(booked)
+
+    monkeypatch.setattr(rows, "advance", advance_late)
+    assert [book(house), book(house)] == [35, 35]
+    assert {message.send_at.hour for message in booked(house)} == {10}
+    row = rows.get("series:daily")
+    assert row is not None
+    assert "replaces" not in row.definition
+
+
 def test_a_change_leaves_what_is_on_its_way_however_long_the_horizon(build: Build) -> None:
     house = build(quotas=ROOMY, horizon="20 days", redelivery_timeout="60 days")
     add(house, rule="FREQ=HOURLY", start="2100-01-01T11:30")
@@ -316,6 +338,7 @@ def test_a_late_removal_leaves_a_new_series_of_that_name(
 
     once_taken(house, monkeypatch, end_and_add)
     book(house)
+    assert not house.parts.series_rows.remove("series:daily", "of the removed one")
     assert len(booked(house)) == 35
     assert len(house.dispatcher.pauses()) == 1
 
