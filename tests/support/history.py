@@ -15,7 +15,8 @@ delayed  the hook ``on_delayed`` is called: ``id``, ``limit``
 fault    ``fault``, ``target``, ``until``, ``pids`` of those frozen, ``done``
 seen     a status that SQL showed while the soak ran: ``id``, ``status``, ``token``
 row      a message as SQL has it in the end, or had it when it was deleted; ``attempt``: one of
-         its tries
+         its tries; ``occurrence``: one of a series that is to be booked: ``event``, ``scope``,
+         ``nominal``, ``token`` of the definition ("": of any); ``until``: replaced since then
 place    a member of a window in Redis in the end; ``leak``: a secret found in a log
 ======== ====================================================================================
 """
@@ -45,7 +46,7 @@ NEVER = 1 << 62
 _BEGIN = '{"kind": "'
 _KINDS = {
     "terms", "call", "answer", "begin", "accept", "decline", "called", "fault", "seen", "row",
-    "attempt", "place", "leak", "delayed",
+    "attempt", "place", "leak", "delayed", "occurrence",
 }  # fmt: skip
 
 
@@ -108,6 +109,7 @@ class History:
     places: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
     leaks: list[Line] = field(default_factory=list)
     delays: list[Line] = field(default_factory=list)
+    occurrences: list[Line] = field(default_factory=list)
     index: dict[str, list[Call]] = field(default_factory=dict)
     """The submits of each tag, once somebody has asked for them."""
 
@@ -132,6 +134,7 @@ class History:
             rows={line["id"]: line for line in by_kind["row"]},
             leaks=by_kind["leak"],
             delays=by_kind["delayed"],
+            occurrences=by_kind["occurrence"],
         )
         for line in sorted(by_kind["attempt"], key=lambda line: int(line["token"])):
             history.attempts[line["id"]].append(line)

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from dispatcher.times.send_time import to_ms
 from tests.support.history import (
     ENDED,
     FINAL,
@@ -396,8 +394,10 @@ def left_behind(history: History) -> Iterator[str]:
         if row is None or not calls:
             continue
         latest = due * 1_000 - _CLAIMED_AHEAD_US
+        begun = [call for call in calls if call.op == "add_series" and call.at <= send.at]
+        last = max((call.until for call in begun), default=0)  # a name may be used again
         ends = [call for call in calls if call.op in _EVENT_ENDS and call.answer == "ok"]
-        if any(call.until <= latest for call in ends):
+        if any(last <= call.at and call.until <= latest for call in ends):
             yield f"{send.id} was sent for {due} though {row['event']} had ended"
         moves = [call for call in calls if "event_at_ms" in call.asked and call.answer != "refused"]
         times = possible(moves, latest, "event_at_ms")
@@ -408,21 +408,24 @@ def left_behind(history: History) -> Iterator[str]:
 
 
 def false_occurrences(history: History) -> Iterator[str]:
-    """A series that no caller has changed has one message at each of its times until it ends."""
-    booked: dict[str, Counter[int]] = defaultdict(Counter)
+    """Each occurrence that was to be booked has one message, and none is begun once replaced."""
+    booked: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for row in filter(is_occurrence, history.rows.values()):
-        nominal = datetime.fromisoformat(row["key"].split(":", 2)[2])
-        booked[row["event"]][to_ms(nominal)] += 1
-    for event, (add, *changes) in history.of_events().items():
-        if add.op != "add_series" or not changes or any(call.who != add.who for call in changes):
-            continue
-        times = range(add.asked["start_ms"], changes[0].at // 1_000, add.asked["every_ms"])
-        for at_ms in times:
-            if at_ms * 1_000 > add.until and not booked[event][at_ms]:
-                yield f"{event} has no message at {at_ms}"
-        for at_ms, several in booked[event].items():
-            if several > 1:
-                yield f"{event} has {several} messages at {at_ms}"
+        _, token, nominal = row["key"].split(":", 2)
+        for known in ("", token.partition(".")[0]):  # behind it is a digest of the recipient
+            booked[row["event"], row["scope"], known, nominal].append(row["id"])
+    for line in history.occurrences:
+        event, nominal = line["event"], line["nominal"]
+        ids = booked[event, line["scope"], line["token"], nominal]
+        if not ids and "until" not in line:
+            yield f"{event} has no message at {nominal} for {line['scope']}"
+        if len(ids) > 1:
+            yield f"{event} has {len(ids)} messages at {nominal} for {line['scope']}"
+        for id_ in ids:
+            first = min(history.attempts.get(id_, ()), key=lambda a: a["token"], default=None)
+            # One with a later token may have been in hand before, and put back.
+            if first and first["token"] == 1 and first["started_at"] > line.get("until", NEVER):
+                yield f"{id_} was sent for {nominal}, which {event} does not have any more"
 
 
 def slow_recoveries(history: History) -> Iterator[str]:
@@ -462,21 +465,19 @@ def recoveries(history: History) -> list[tuple[str, float]]:
 def possible(calls: Sequence[Call], at: int, name: str) -> set[Any]:
     """Return the values that calls may have given a message by then.
 
-    That of the last call that was confirmed, and those of all that may have happened.
+    Those of the last calls that were confirmed, of which any may be the last where they overlap,
+    and those of all that may have happened.
     """
-    values = set()
-    confirmed: tuple[int, Any] | None = None
+    values, confirmed = set(), list[Call]()
     for call in calls:
         if call.answer == "refused" or call.at > at:
             continue
-        value = call.told.get(name, call.asked.get(name))
         if call.answer == "ok" and call.until <= at:
-            if confirmed is None or call.until > confirmed[0]:
-                confirmed = (call.until, value)
+            confirmed.append(call)
         else:
-            values |= {value, call.asked.get(name)}
-    if confirmed:
-        values.add(confirmed[1])
+            values |= {call.told.get(name, call.asked.get(name)), call.asked.get(name)}
+    last = max((call.at for call in confirmed), default=0)
+    values |= {c.told.get(name, c.asked.get(name)) for c in confirmed if c.until >= last}
     return values - {None}
 
 

@@ -133,11 +133,15 @@ CANCELLED = [*submit(), *row(status="cancelled", attempt_count=0)]
 REMINDER: dict[str, Any] = {"event": "e", "offset_ms": -1_000, "event_at_ms": DUE_MS + 1_000}
 REMINDED = [*submit(**REMINDER), *send(), *attempt(), *row(event="e"), *place()]
 SERIES = {"event": "series:s", "tag": f"tag {ANN}", "digest": f"digest {ANN}"}
-ADDED = call(
-    "add_series", n="a", at=SECOND, asked=SERIES | {"start_ms": DUE_MS, "every_ms": 60_000}
-)
+ADDED = call("add_series", n="a", at=SECOND, asked=SERIES)
 REMOVED = call("remove_series", n="r", at=60 * SECOND, asked={"event": "series:s"})
-OCCURRENCE: dict[str, Any] = {"event": "series:s", "key": "series:token:1970-01-01T00:00:10Z"}
+OCCURRENCE: dict[str, Any] = {"event": "series:s", "key": "series:t:1970-01-01T00:00:10Z"}
+
+
+def booked(token: str = "", **more: Any) -> Lines:
+    line = {"kind": "occurrence", "at": 0, "event": "series:s", "scope": ANN, "token": token}
+    return [line | {"nominal": "1970-01-01T00:00:10Z"} | more]
+
 
 OTHER = {"key": "k", "tag": f"tag {ANN}", "digest": "digest other", "send_at_ms": DUE_MS}
 
@@ -158,9 +162,21 @@ GOOD: dict[str, Lines] = {
         *submit(**REMINDER), *change("move_event", event="e", event_at_ms=2_000, past="cancel"),
         *row(status="cancelled", event="e", attempt_count=0),
     ],
-    "an occurrence": [*ADDED, *send(), *attempt(), *row(**OCCURRENCE), *place(), *REMOVED],
-    "an occurrence that another caller has taken away": [
-        *ADDED, *change("change_series", event="series:s", who="d"), *REMOVED
+    "an occurrence": [
+        *ADDED, *booked(), *booked("t"), *booked("u", until=0), *send(), *attempt(),
+        *row(**OCCURRENCE), *place(), *REMOVED,
+    ],
+    "a name used again": [
+        *ADDED, *change("remove_series", event="series:s"), *call(
+            "add_series", n="b", at=8 * SECOND, asked=SERIES
+        ), *send(), *attempt(), *row(**OCCURRENCE), *place(), *REMOVED,
+    ],
+    "moved twice at once": [
+        *REMINDED,
+        *(line for ms, takes in ((90_000, SECOND), (DUE_MS + 1_000, 9)) for line in call(
+            "move_event", n=f"m{ms}", at=2 * SECOND, takes=takes,
+            asked={"event": "e", "event_at_ms": ms},
+        )),
     ],
     "sent once": SENT,
     "refused under a key, and cancelled": [
@@ -351,10 +367,14 @@ BAD: dict[str, tuple[str, str, Lines]] = {
         *submit(**REMINDER), *change("cancel_event", event="e", at=95 * SECOND),
         *row(status="cancelled", event="e", attempt_count=0),
     ]),
-    "an occurrence without a message": ("I20", f"no message at {DUE_MS}", [*ADDED, *REMOVED]),
-    "an occurrence booked twice": ("I20", f"2 messages at {DUE_MS}", [
-        *ADDED, *row(**OCCURRENCE), *REMOVED,
-        *row(BEN, tag=f"tag {ANN}", event="series:s", key="series:u:1970-01-01T00:00:10Z"),
+    "an occurrence without a message": ("I20", "no message at 1970-01-01T00:00:10Z", booked("u")),
+    "an occurrence booked twice": ("I20", "2 messages at 1970-01-01T00:00:10Z", [
+        *booked(), *row(**OCCURRENCE), *row(BEN, scope=ANN, **OCCURRENCE | {
+            "key": "series:u.0123456789abcdef:1970-01-01T00:00:10Z",
+        }),
+    ]),
+    "an occurrence that was replaced": ("I20", "which series:s does not have any more", [
+        *booked("t", until=DUE - 1), *send(), *attempt(), *row(**OCCURRENCE),
     ]),
     "an attempt that counts as sent": ("I17", "counts as sent, and nobody has accepted it", [
         *TWICE, *attempt("unknown"), *attempt(token=3, at=DUE + 5 * SECOND),
