@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import and_
 
@@ -16,24 +16,30 @@ from dispatcher.message import MAX_PRIORITY, Status
 from dispatcher.reservation.booking import BookingRequest
 from dispatcher.reservation.encoding import Rules
 from dispatcher.store.claims import _OPEN
+from tests.simulation.faults import Fault
 from tests.simulation.judge import Found, search
 from tests.support.planting import Seams, nothing, planted
 
-ENOUGH = 20_000
-"""Faults within which each bug is found."""
-_FIRST = {
-    "lost claims may record": 161, "late success forgotten": 377, "rescue forgets hold": 25,
-    "an insert without an answer counts as not done": 214, "tried messages count as overdue": 376,
-    "quotas of single scopes read once": 56, "limits of single scopes read once": 17,
-    "suppressed recipients are claimed": 29,
-}  # fmt: skip
-"""The stories to begin with, for bugs that take many more faults from the first one on."""
+STORIES = 40
+"""Within so many stories each bug is found; most take a few."""
+_FREEZES = Fault.FREEZES_BEFORE, Fault.FREEZES_AFTER
+_DEATHS = Fault.DIES_BEFORE, Fault.DIES_AFTER
+_LOST = (Fault.LOST,)
+_FAIR = (Fault.SLOW_BEFORE,)
+
+
+class Bug(NamedTuple):
+    """A bug, and the only kinds of faults in the stories that hunt it: those that bring it out."""
+
+    seams: Seams
+    kinds: Sequence[Fault] = ()
 
 
 def hunt(name: str) -> Found:
-    """Plant a bug, and play stories until one breaks a promise or enough has gone wrong."""
-    with planted(BUGS[name]):
-        return search(faults=ENOUGH, first=_FIRST.get(name, 0))
+    """Plant a bug, and play stories until one breaks a promise."""
+    bug = BUGS[name]
+    with planted(bug.seams):
+        return search(stories=STORIES, kinds=bug.kinds)
 
 
 def _last_claim_only(real: Any) -> Any:
@@ -176,61 +182,82 @@ def _quotas_once(real: Any) -> Any:
 _LOCKED = "store.claims.LockedMessage"
 _WITHDRAW = "submission.reserver.Reserver.withdraw"
 
-BUGS: Mapping[str, Seams] = {
-    "lost claims may record": {
-        f"{_LOCKED}.is_open_for": lambda _: lambda self, _: self.status in _OPEN
-    },
-    "late success forgotten": {f"{_LOCKED}.may_be_sent": _last_claim_only},
-    "a snooze counts an attempt": {f"{_LOCKED}.returned": _attempt_kept},
-    "a retry forgets its attempt": {f"{_LOCKED}.failed": _attempt_forgotten},
-    "rescue forgets hold": {f"{_LOCKED}.rescued": _never_held},
-    "permits settled before the send": {
-        "delivery.group.Group._call": _settled_first,
-        "delivery.group.Group._settle_permits": nothing,
-    },
-    "cancel judged by the rows it changed": {
-        "submission.changes.Cancellation.cancel_many": _only_scheduled
-    },
-    "a failed submit keeps its reservation": {_WITHDRAW: _keeping(lambda batch: len(batch) == 1)},
-    "a refused batch keeps its reservations": {_WITHDRAW: _keeping(lambda batch: len(batch) > 1)},
-    "the rest of the claim not checked before the send": {
-        "delivery.group.Group.__init__": _blind,
-    },
-    "sent without waiting for the instant": {
-        "delivery.sender_pool.SenderPool.add": lambda real: (
-            lambda self, group, claims: real(self, group, [(0.0, claim) for _, claim in claims])
-        )
-    },
-    "no rescue": {"delivery.sweep.Sweep.rescue": lambda _: lambda _: 0},
-    "nothing enqueued a second time": {"delivery.sweep.Sweep.__post_init__": _never_again},
-    "reservations of cancelled and expired messages not released": {
-        "delivery.reconciler.Reconciler._release_unneeded": _only_marked
-    },
-    "an insert without an answer counts as not done": {
-        "submission.sinks.OwnTransaction._stored": _withdrawn
-    },
-    "unconfirmed reservations not settled": {
-        "delivery.reconciler.Reconciler._settle_unconfirmed": lambda _: lambda _: Counter()
-    },
-    "only the first shard withdrawn": {"reservation.windows.Windows.withdraw": _first_legs},
-    "suppressed recipients are claimed": {"store.claims._claimable": _suppressed_too},
-    "a delay is told at each snooze": {"delivery.group.Group._untold": _each_snooze},
-    "tried messages count as overdue": {"app.overdue": _tried_too},
-    "kept places given to every class": {
-        "reservation.encoding.places": lambda real: (
-            lambda quota, _, *more: real(quota, MAX_PRIORITY, *more)
-        )
-    },
-    "quotas of single scopes read once": {"reservation.rulebook.RuleBook._read": _quotas_once},
-    "limits of single scopes read once": {
-        "limiters.permits.Permits._refresh": lambda real: (
-            lambda self: None if self._known[0] else real(self)
-        )
-    },
-    "permits of scopes not asked for": {
-        "delivery.group.permit_of": lambda real: lambda *of: real(*of)._replace(scopes=None)
-    },
-    "permits of scopes not returned where the channel refuses": {
-        "limiters.permits.Permits._return": nothing
-    },
+BUGS: Mapping[str, Bug] = {
+    "lost claims may record": Bug(
+        {f"{_LOCKED}.is_open_for": lambda _: lambda self, _: self.status in _OPEN}, _FREEZES
+    ),
+    "late success forgotten": Bug({f"{_LOCKED}.may_be_sent": _last_claim_only}, _FREEZES),
+    "a snooze counts an attempt": Bug({f"{_LOCKED}.returned": _attempt_kept}),
+    "a retry forgets its attempt": Bug({f"{_LOCKED}.failed": _attempt_forgotten}, _FAIR),
+    "rescue forgets hold": Bug({f"{_LOCKED}.rescued": _never_held}, _DEATHS),
+    "permits settled before the send": Bug(
+        {
+            "delivery.group.Group._call": _settled_first,
+            "delivery.group.Group._settle_permits": nothing,
+        },
+        _FREEZES,
+    ),
+    "cancel judged by the rows it changed": Bug(
+        {"submission.changes.Cancellation.cancel_many": _only_scheduled}, _LOST
+    ),
+    "a failed submit keeps its reservation": Bug(
+        {_WITHDRAW: _keeping(lambda batch: len(batch) == 1)}
+    ),
+    "a refused batch keeps its reservations": Bug(
+        {_WITHDRAW: _keeping(lambda batch: len(batch) > 1)}
+    ),
+    "the rest of the claim not checked before the send": Bug(
+        {"delivery.group.Group.__init__": _blind}, _FREEZES
+    ),
+    "sent without waiting for the instant": Bug(
+        {
+            "delivery.sender_pool.SenderPool.add": lambda real: (
+                lambda self, group, claims: real(self, group, [(0.0, claim) for _, claim in claims])
+            )
+        }
+    ),
+    "no rescue": Bug({"delivery.sweep.Sweep.rescue": lambda _: lambda _: 0}, _DEATHS),
+    "nothing enqueued a second time": Bug(
+        {"delivery.sweep.Sweep.__post_init__": _never_again}, _DEATHS
+    ),
+    "reservations of cancelled and expired messages not released": Bug(
+        {"delivery.reconciler.Reconciler._release_unneeded": _only_marked}, _LOST
+    ),
+    "an insert without an answer counts as not done": Bug(
+        {"submission.sinks.OwnTransaction._stored": _withdrawn}, _LOST
+    ),
+    "unconfirmed reservations not settled": Bug(
+        {"delivery.reconciler.Reconciler._settle_unconfirmed": lambda _: lambda _: Counter()},
+        _DEATHS,
+    ),
+    "only the first shard withdrawn": Bug({"reservation.windows.Windows.withdraw": _first_legs}),
+    "suppressed recipients are claimed": Bug({"store.claims._claimable": _suppressed_too}, _DEATHS),
+    "a delay is told at each snooze": Bug({"delivery.group.Group._untold": _each_snooze}, _FAIR),
+    "tried messages count as overdue": Bug({"app.overdue": _tried_too}, (Fault.REFUSED,)),
+    "kept places given to every class": Bug(
+        {
+            "reservation.encoding.places": lambda real: (
+                lambda quota, _, *more: real(quota, MAX_PRIORITY, *more)
+            )
+        },
+        _FAIR,
+    ),
+    "quotas of single scopes read once": Bug(
+        {"reservation.rulebook.RuleBook._read": _quotas_once}, _FAIR
+    ),
+    "limits of single scopes read once": Bug(
+        {
+            "limiters.permits.Permits._refresh": lambda real: (
+                lambda self: None if self._known[0] else real(self)
+            )
+        },
+        _FAIR,
+    ),
+    "permits of scopes not asked for": Bug(
+        {"delivery.group.permit_of": lambda real: lambda *of: real(*of)._replace(scopes=None)},
+        _FAIR,
+    ),
+    "permits of scopes not returned where the channel refuses": Bug(
+        {"limiters.permits.Permits._return": nothing}, _FAIR
+    ),
 }

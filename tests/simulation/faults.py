@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -54,10 +54,10 @@ _KINDS = {
 class Weather:
     """How often something goes wrong: different in each story, nothing once it is calm.
 
-    ``outages`` names the rooms that do not answer at all.
+    Where ``kinds`` are named only those do. ``outages`` names the rooms that do not answer at all.
     """
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, kinds: Collection[Fault] = ()) -> None:
         self.rng = rng
         self.calm = False
         self.outages: set[str] = set()
@@ -66,7 +66,9 @@ class Weather:
         self._kinds = list(_KINDS)
         # Each story has its own mixture, some lack whole kinds of faults.
         self._weights = [weight * rng.choice([0, 0.3, 1, 3]) for weight in _KINDS.values()]
-        if not any(self._weights):
+        if kinds:
+            self._weights = [float(kind in kinds) for kind in self._kinds]
+        elif not any(self._weights):
             self._weights[0] = 1.0
 
     def draw(self, room: str) -> Fault | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 from uuid import UUID
 
@@ -14,6 +15,7 @@ from dispatcher.message import Status
 from dispatcher.quota import Limit, Quota
 from dispatcher.times.send_time import to_ms
 from tests.simulation.facts import Pruned
+from tests.simulation.faults import Fault
 from tests.simulation.servers import Row
 from tests.simulation.setting import LOOSEST
 from tests.simulation.world import World
@@ -197,18 +199,25 @@ class Found:
     broken: dict[int, list[str]] = field(default_factory=dict)
 
 
-def played(seed: int) -> World:
-    world = World(seed)
+def played(seed: int, kinds: Collection[Fault] = ()) -> World:
+    world = World(seed, kinds)
     world.play()
     return world
 
 
-def search(*, faults: int, first: int = 0, stop_at_first: bool = True) -> Found:
-    """Play stories from seed ``first`` on until so much has gone wrong in them."""
+def search(
+    *,
+    faults: float = inf,
+    stories: float = inf,
+    first: int = 0,
+    kinds: Collection[Fault] = (),
+    stop_at_first: bool = True,
+) -> Found:
+    """Play stories from seed ``first`` on until there were so many, or so many faults in them."""
     hunt = Found()
     seed = first
-    while hunt.faults < faults and not (hunt.broken and stop_at_first):
-        world = played(seed)
+    while hunt.faults < faults and hunt.stories < stories and not (hunt.broken and stop_at_first):
+        world = played(seed, kinds)
         hunt.faults += world.weather.faults
         hunt.stories += 1
         hunt.counts += world.weather.counts

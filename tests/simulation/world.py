@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ from dispatcher.times.send_time import to_ms
 from tests.simulation.callers import Caller
 from tests.simulation.chaos import Chaos
 from tests.simulation.facts import Asked, Facts
-from tests.simulation.faults import Weather
+from tests.simulation.faults import Fault, Weather
 from tests.simulation.outside import Broker
 from tests.simulation.scheduler import START, Process, Scheduler, Threading
 from tests.simulation.servers import Server, Store
@@ -44,11 +44,11 @@ _SETTINGS = settings()
 
 
 class World:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, kinds: Collection[Fault] = ()) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
         self.scheduler = Scheduler(self.rng)
-        self.weather = Weather(self.rng)
+        self.weather = Weather(self.rng, kinds)
         self.story: list[tuple[int, str, str, str]] = []
         self.settings = _SETTINGS
         self.facts = Facts()

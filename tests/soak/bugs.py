@@ -60,8 +60,8 @@ def _by_test(name: str, bug: Bug) -> Caught:
 
 
 def _hunts(seed: int, seconds: float) -> Iterator[tuple[str, str, Callable[[], Caught]]]:
-    for name, seams in simulated.BUGS.items():
-        yield name, _named(seams), partial(_by_simulation, name)
+    for name, simulated_bug in simulated.BUGS.items():
+        yield name, _named(simulated_bug.seams), partial(_by_simulation, name)
     for name, bug in BUGS.items():
         hunt = partial(_by_test, name, bug)
         if not bug.test:
@@ -79,7 +79,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="length of each soak")
     parser.add_argument("--only", default="", help="part of the names of those to hunt")
     options = parser.parse_args()
-    for planting in (*simulated.BUGS.values(), *(bug.seams for bug in BUGS.values())):
+    seams = [bug.seams for bug in simulated.BUGS.values()] + [bug.seams for bug in BUGS.values()]
+    for planting in seams:
         with planted(planting):  # or fail at once
             pass
     missed = 0
