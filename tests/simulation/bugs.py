@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from secrets import token_hex
 from typing import Any, NamedTuple
 
 from sqlalchemy import and_
@@ -179,6 +180,46 @@ def _quotas_once(real: Any) -> Any:
     return read
 
 
+def _too_far(real: Any) -> Any:
+    def advance(self: Any, rows: Any) -> None:
+        real(
+            self,
+            [row._replace(booked_until=row.booked_until + timedelta(seconds=5)) for row in rows],
+        )
+
+    return advance
+
+
+def without_key(real: Any) -> Any:
+    def occurring(*, idempotency_key: str, **fields: Any) -> Any:
+        of_one = idempotency_key.partition(".")[2]
+        return real(idempotency_key=f"series:{token_hex(6)}.{of_one}", **fields)
+
+    return occurring
+
+
+def _not_held(real: Any) -> Any:
+    return lambda tables, connection, additions: real(
+        tables, connection, [addition._replace(event_token=None) for addition in additions]
+    )
+
+
+def _but_the_first(name: str) -> Callable[[Any], Any]:
+    """Let a change of an event leave out one of its messages."""
+
+    def wrong(real: Any) -> Any:
+        def change(self: Any, event: str, decide: Any) -> Any:
+            def decided(*present: Any) -> Any:
+                change = decide(*present)
+                return change._replace(**{name: getattr(change, name)[1:]})
+
+            return real(self, event, decided)
+
+        return change
+
+    return wrong
+
+
 _LOCKED = "store.claims.LockedMessage"
 _WITHDRAW = "submission.reserver.Reserver.withdraw"
 
@@ -259,5 +300,19 @@ BUGS: Mapping[str, Bug] = {
     ),
     "permits of scopes not returned where the channel refuses": Bug(
         {"limiters.permits.Permits._return": nothing}, _FAIR
+    ),
+    "a pass advances past what it did not book": Bug({"store.series.SeriesRows.advance": _too_far}),
+    "occurrences without their keys": Bug({"submission.series.Occurring": without_key}),
+    "a change of a series that dies is not finished": Bug(
+        {"submission.series.SeriesList._cancel_replaced": nothing}
+    ),
+    "a message stored though its event has moved": Bug(
+        dict.fromkeys(["store.messages.hold_events", "store.outbox.hold_events"], _not_held)
+    ),
+    "a move of an event leaves a reminder behind": Bug(
+        {"store.events.EventRows.change": _but_the_first("moves")}, _FAIR
+    ),
+    "a cancel of an event misses a reminder": Bug(
+        {"store.events.EventRows.change": _but_the_first("cancelled")}, _FAIR
     ),
 }

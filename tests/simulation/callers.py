@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
@@ -15,10 +15,12 @@ from dispatcher.errors import DispatcherError, MessageNotFound, OutcomeUnknown, 
 from dispatcher.message import Draft, Message, Rejection, Status
 from dispatcher.submission.changes import NewTime
 from dispatcher.submission.reserver import LOOKING_SECONDS
+from dispatcher.times.send_time import to_ms
 from tests.simulation.facts import Asked
 from tests.simulation.faults import CallersSession
+from tests.simulation.recurring import Organiser
 from tests.simulation.scheduler import Process
-from tests.simulation.setting import OWN_LIMITS, OWN_QUOTAS, PRIORITIES, SCOPES, TENANTS
+from tests.simulation.setting import OWN_LIMITS, OWN_QUOTAS, PRIORITIES, REMINDED, SCOPES, TENANTS
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -26,8 +28,11 @@ if TYPE_CHECKING:
 _CHANNELS = ("sms", "sms", "mail", "mail", "push", "page")
 _SUBMITS = (10, 1.4, 1)
 """How often callers submit one, many, or in a transaction of their own."""
-_USUAL, _RESTLESS = (5, 4, 1, 0.5, 0.5), (4, 8, 1, 0.5, 0.5)
-"""How often callers cancel, move, opt out, change quotas and limits; restless ones move much."""
+_USUAL, _RESTLESS = (5, 4, 1, 0.5, 0.5, 3, 2), (4, 8, 1, 0.5, 0.5, 6, 3)
+"""How often callers cancel, move, opt out, change quotas, limits, events and series; restless ones
+move much."""
+_REMINDERS = 0.25
+_BEGIN_SECONDS = 5.0
 _OF_ALL_CHANNELS = 0.2
 _COMMITS = 0.8
 _OPEN = (Status.SENDING, Status.HELD)
@@ -39,6 +44,12 @@ class Caller:
         self._process = process
         self._cases = cases
         self._rng = world.rng
+        self._organiser = Organiser(world, process, cases)
+
+    def begin(self) -> None:
+        """Add a series as soon as the story begins."""
+        while self._process.monotonic() < _BEGIN_SECONDS and self._organiser.add_series() != "ok":
+            self._process.sleep(1.0)
 
     def ask(self) -> None:
         rng = self._rng
@@ -48,6 +59,7 @@ class Caller:
         else:
             own = [partial(self._change_own, what) for what in ("quotas", "limits")]
             ways = [self._cancel, self._reschedule, self._opt_out, *own]
+            ways += [self._organiser.change_event, self._organiser.change_series]
             rng.choices(ways, _RESTLESS if self._world.is_restless else _USUAL)[0]()
 
     def _tell(self, what: str, detail: str = "") -> None:
@@ -184,6 +196,7 @@ class Caller:
                 server=number,
                 began_us=self._world.db_us(),
                 process=self._process.name,
+                reminds=_reminds(draft),
             )
             for draft in drafts
         ]
@@ -220,6 +233,8 @@ class Caller:
         asked.told, asked.answer, asked.status = "ok", message.id, message.status
         asked.at_us = self._world.db_us()
         self._world.known_ids.append(message.id)
+        if not asked.reminds:
+            self._world.movable_ids.append(message.id)
         self._tell("is told", f"accepted {message.id}")
 
     def _no_trace(self, every: Sequence[Asked], why: str) -> None:
@@ -249,13 +264,23 @@ class Caller:
         if rng.random() < 0.3:
             options["scopes"] = {"tenant": rng.choice(TENANTS)}
         number = self._world.number()
+        delay_ms = rng.choice([0, 500, 5_000, 20_000, 40_000]) + rng.randrange(1_000)
+        if rng.random() < _REMINDERS:
+            options.pop("on_conflict", None)
+            options |= {"event": f"event {number}", "event_at": self._organiser.some_time()}
+            if self._world.events and rng.random() < 0.8:
+                options = options | {"event": rng.choice(self._world.events[-3:])}
+                del options["event_at"]
+            else:
+                self._world.events.append(options["event"])
+            options["offset"] = timedelta(seconds=-rng.randrange(5))
+        else:
+            options["send_in"] = timedelta(milliseconds=delay_ms)
         draft = Draft(
             channel=rng.choice(_CHANNELS),
-            recipient=rng.choice(SCOPES),
+            recipient=rng.choice((*SCOPES, *REMINDED) if "event" in options else SCOPES),
             body={"text": str(number)},
             priority=PRIORITIES[number % len(PRIORITIES)],
-            send_in=timedelta(milliseconds=rng.choice([0, 500, 5_000, 20_000, 40_000]))
-            + timedelta(milliseconds=rng.randrange(1_000)),
             idempotency_key=key if rng.random() < keyed else None,
             on_unknown=rng.choice(["retry", "retry", "hold", None]),
             **options,
@@ -295,12 +320,16 @@ class Caller:
             self._world.facts.wrong.append(wrong)
 
     def _reschedule(self) -> None:
-        id_ = self._rng.choice(self._world.known_ids[-2 if self._world.is_restless else -10 :])
+        # A reminder that has a time by hand follows its event no more.
+        known = self._world.movable_ids
+        if not known:
+            return
+        id_ = self._rng.choice(known[-2 if self._world.is_restless else -10 :])
         wish = NewTime(
             send_in=timedelta(milliseconds=self._rng.choice([500, 5_000, 20_000, 20_000])),
             on_conflict=self._rng.choice(["reject", "shift"]),
         )
-        ids = [id_, *self._rng.sample(self._world.known_ids, min(2, len(self._world.known_ids)))]
+        ids = [id_, *self._rng.sample(known, min(2, len(known)))]
         ids = ids[: self._rng.choice([1, 1, 3])]
         self._tell("asks: reschedule", ", ".join(map(str, ids)))
         for moved in self._cases.changes.reschedule_many(ids, wish):
@@ -348,3 +377,16 @@ class Caller:
             return False
         self._tell("is told", "done")
         return True
+
+
+def _reminds(draft: Draft) -> dict[str, Any]:
+    """Return what the line of a submit tells of its event."""
+    if draft.event is None:
+        return {}
+    offset_ms = cast("timedelta", draft.offset) // timedelta(milliseconds=1)
+    line: dict[str, Any] = {"event": draft.event, "offset_ms": offset_ms}
+    return (
+        line
+        if draft.event_at is None
+        else line | {"event_at_ms": to_ms(cast("datetime", draft.event_at))}
+    )

@@ -57,7 +57,7 @@ class Chaos:
         one.frozen_until_us = self._world.scheduler.now_us + length_us
 
     def _shift(self, one: Process) -> None:
-        if not one.name.startswith("client"):
+        if not one.name.startswith(("client", "booker")):
             one.shift_us += int(self._rng.uniform(-60, 60) * _SECOND)
 
     def _away(self, room: str) -> None:

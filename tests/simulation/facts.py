@@ -51,6 +51,8 @@ class Asked:
     server: int = 0
     began_us: int = 0
     process: str = ""
+    reminds: dict[str, Any] = field(default_factory=dict)
+    """Of which event, as the line of the call has it."""
 
 
 @dataclass(slots=True)
@@ -152,6 +154,8 @@ class Facts:
     """What callers were told, and what the store held once."""
 
     asked: list[Asked] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    """The lines of calls about events and series."""
     cancelled: dict[UUID, int] = field(default_factory=dict)
     perhaps_cancelled: set[UUID] = field(default_factory=set)
     opt_outs: OptOuts = field(default_factory=OptOuts)

@@ -16,6 +16,7 @@ from dispatcher.quota import Limit, Quota
 from dispatcher.times.send_time import to_ms
 from tests.simulation.facts import Pruned
 from tests.simulation.faults import Fault
+from tests.simulation.recurring import occurrences
 from tests.simulation.servers import Row
 from tests.simulation.setting import LOOSEST
 from tests.simulation.world import World
@@ -57,12 +58,17 @@ def _history(world: World) -> lines.Lines:
     terms["quotas"]["tenant"] = [[quota.count, quota.length_ms] for quota in LOOSEST]
     yield terms
     for number, asked in enumerate(facts.asked):
-        call = {"at": 0, "n": number, "op": "submit", "who": "", "tag": asked.tag, "key": asked.key}
-        yield call | {"kind": "call", "digest": ""}
+        call = {"n": number, "op": "submit", "who": "", "tag": asked.tag, "key": asked.key}
+        yield call | asked.reminds | {"kind": "call", "at": asked.began_us, "digest": ""}
+        if "event_at_ms" in asked.reminds:  # another one of its batch may set the event
+            yield asked.reminds | call | {"kind": "call", "at": asked.began_us, "op": "set_event",
+                                          "n": f"set by {number}"}  # fmt: skip
         if asked.told:
             answer = {"kind": "answer", "at": asked.at_us, "n": number, "answer": asked.told}
             told = {"id": str(asked.answer), "status": asked.status} if asked.answer else {}
             yield answer | told
+    yield from facts.calls
+    yield from occurrences(world)
     yield from world.sends
     for row, tries, deleted_at in _stored(world):
         yield from _cancels(world, row)

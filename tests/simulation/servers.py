@@ -13,6 +13,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 from redis import Redis
 from sqlalchemy import Engine, NullPool, create_engine, event
@@ -23,6 +24,7 @@ from dispatcher.reservation.fence import Fence
 from dispatcher.store.database import Database
 from dispatcher.testing.app import new_database, servers
 from dispatcher.testing.clock import RedisTime, sql_time
+from dispatcher.times.offset import Offset
 from dispatcher.times.send_time import to_ms
 from tests.simulation.setting import settings
 
@@ -65,6 +67,16 @@ class Row:
         )
 
 
+class Told(NamedTuple):
+    """What the row of a series became; it was deleted where it has no ``definition``."""
+
+    at: datetime
+    name: str
+    token: str
+    definition: dict[str, Any]
+    booked_until: datetime
+
+
 class Try(NamedTuple):
     token: int
     started_at: datetime
@@ -72,6 +84,25 @@ class Try(NamedTuple):
     outcome: Outcome | None
 
 
+_LOG = """
+CREATE TABLE told (at TEXT, name TEXT, token TEXT, definition TEXT, booked_until TEXT);
+CREATE TRIGGER added AFTER INSERT ON dispatcher_events WHEN NEW.definition IS NOT NULL BEGIN
+    INSERT INTO told
+    VALUES (story_now(), NEW.name, NEW.token, NEW.definition, NEW.booked_until); END;
+CREATE TRIGGER changed AFTER UPDATE ON dispatcher_events WHEN NEW.definition IS NOT NULL AND
+    (NEW.token, NEW.definition, NEW.booked_until)
+    IS NOT (OLD.token, OLD.definition, OLD.booked_until)
+BEGIN
+    INSERT INTO told
+    VALUES (story_now(), NEW.name, NEW.token, NEW.definition, NEW.booked_until); END;
+CREATE TRIGGER removed AFTER DELETE ON dispatcher_events WHEN OLD.definition IS NOT NULL BEGIN
+    INSERT INTO told VALUES (story_now(), OLD.name, '', NULL, OLD.booked_until); END;
+"""
+"""Keeps all that a series was: what a pass has skipped a later one may forget."""
+_STRAY = """
+SELECT m.id, m.send_at, m.wish, e.at FROM dispatcher_messages m JOIN dispatcher_events e
+ON m.event = e.name WHERE m.status = 'scheduled' AND m.claim_token = 0 AND e.at IS NOT NULL
+"""
 _MESSAGES = "FROM dispatcher_messages WHERE status <> 'void'"
 _ROWS = f"SELECT {', '.join(Row.__dataclass_fields__)} {_MESSAGES}"
 _TRIES = (
@@ -88,12 +119,15 @@ def _files() -> tuple[Database, Engine, Path, Path]:
         event.listen(engine, "connect", _prepare)
     file = database.backend.file
     assert file is not None
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript(_LOG)
     empty = file.with_suffix(".empty")
     shutil.copyfile(file, empty)
     return database, callers, file, empty
 
 
 def _prepare(connection: Any, _record: object) -> None:
+    connection.create_function("story_now", 0, lambda: Store.present().isoformat())
     for words in _QUICK:
         connection.execute(f"PRAGMA {words}")
 
@@ -101,7 +135,10 @@ def _prepare(connection: Any, _record: object) -> None:
 class Store:
     """The database of a story. A lock is not waited for: nobody lets go of it meanwhile."""
 
+    present: Callable[[], datetime]
+
     def __init__(self, now: Callable[[], datetime]) -> None:
+        Store.present = now
         self.database, self.callers, file, empty = _files()
         self._now = now
         self.database.close()
@@ -151,6 +188,19 @@ class Store:
             return []
         self._version = version
         return self._read(f"SELECT id, status, finished_at {_MESSAGES}")
+
+    def strays(self) -> Iterator[str]:
+        """Yield the scheduled reminders that do not stand where their events are."""
+        for id_, send_at, wish, at in self._read(_STRAY):
+            stands = Offset.parse(wish).from_event(_instant(at), ZoneInfo("UTC"))
+            if stands != _instant(send_at):
+                yield f"{UUID(id_)} stands at {send_at}, and its event at {at} {wish}"
+
+    def told(self) -> Iterator[Told]:
+        """Yield what series were, in order."""
+        for at, name, token, definition, booked_until in self._read("SELECT * FROM told"):
+            of = json.loads(definition or "{}")
+            yield Told(datetime.fromisoformat(at), name, token, of, _instant(booked_until))
 
     def is_settled(self) -> bool:
         return not self._read(f"{_ROWS} AND status IN ('scheduled', 'sending') LIMIT 1")

@@ -27,7 +27,11 @@ OWN_LIMITS = (None, ("1/2 second", "5/9 second"), ("3/3 second",), ("1/4 second"
 the judge looks for permits."""
 CHANNEL_LIMITS = (Limit(2, 2_500), Limit(3, 8_000))
 SCOPES = ("ada", "bob", "cyd")
+REMINDED = ("dan", "eve")
+"""Who gets nothing but reminders and occurrences of series."""
 TENANTS = ("red", "blue")
+BOOK_AHEAD, LEASE = timedelta(seconds=20), timedelta(seconds=5)
+"""How far series are booked, and how long a pass has one for itself."""
 RETENTION = timedelta(seconds=40)
 
 
@@ -61,6 +65,7 @@ def settings() -> Settings:
         reconcile_grace=timedelta(seconds=8),
         transaction_grace=timedelta(seconds=3),
         settle=timedelta(seconds=1),
+        book_ahead=BOOK_AHEAD,
         groups_at_once=2,
         group_size=5,
     )

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 DAY = timedelta(days=1)
 _IN_STORE = ("messages", "claims", "store_maintenance", "suppressions", "listing", "void_ids",
-             "scope_settings")  # fmt: skip
+             "scope_settings", "event_rows", "series_rows", "pauses")  # fmt: skip
 
 
 class _Parts(App):

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -22,20 +23,22 @@ from dispatcher.message import Draft, Message, Outcome, Status
 from dispatcher.reservation import booking, rulebook, shards
 from dispatcher.reservation.fence import Fence
 from dispatcher.store import database
-from dispatcher.submission import pipeline
+from dispatcher.submission import events, pipeline, series, validation
 from dispatcher.times.send_time import to_ms
 from tests.simulation.callers import Caller
 from tests.simulation.chaos import Chaos
 from tests.simulation.facts import Asked, Facts
 from tests.simulation.faults import Fault, Weather
 from tests.simulation.outside import Broker
+from tests.simulation.recurring import Organiser
 from tests.simulation.scheduler import START, Process, Scheduler, Threading
 from tests.simulation.servers import Server, Store
-from tests.simulation.setting import settings
+from tests.simulation.setting import LEASE, settings
 from tests.simulation.wiring import Wiring
 
 _SECOND = 1_000_000
 _CALM_SECONDS = 400
+_BOOK = "book_ahead"
 _BATCH = 3
 """Drafts of a bulk submit that are booked and stored together."""
 _AT_POINTS = 0.3
@@ -44,13 +47,14 @@ _SETTINGS = settings()
 
 
 class World:
+    settings = _SETTINGS
+
     def __init__(self, seed: int, kinds: Collection[Fault] = ()) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
         self.scheduler = Scheduler(self.rng)
         self.weather = Weather(self.rng, kinds)
         self.story: list[tuple[int, str, str, str]] = []
-        self.settings = _SETTINGS
         self.facts = Facts()
         self._shifts_us = [self.rng.randrange(-2 * _SECOND, 2 * _SECOND) for _ in range(2)]
         self.store = Store(self._server_clock(0))
@@ -63,6 +67,8 @@ class World:
         self.is_restless = self.rng.random() < 0.3  # callers move the same messages about
         self.known_keys: list[tuple[str, Draft]] = []
         self.known_ids: list[UUID] = []
+        self.movable_ids: list[UUID] = []
+        self.events: list[str] = []
         self.network = Process(self.scheduler, "network")
         self.everybody: list[Process] = []
         self.wiring = Wiring(self)
@@ -75,6 +81,9 @@ class World:
                 self._pass(1)
             self._calm()
             self._pass(14)  # callers who were asking, or frozen, still get their answers
+            last = self._process("the last client", 0)
+            self.scheduler.spawn(last, "end", Organiser(self, last, self.wiring.app(last)).end)
+            self._pass(4)
             end_us = self.scheduler.now_us + _CALM_SECONDS * _SECOND
             while self.scheduler.now_us < end_us and not self.store.is_settled():
                 self._pass(1)
@@ -110,6 +119,7 @@ class World:
         """
         self.scheduler.run(self.scheduler.now_us + seconds * _SECOND)
         ended = self.facts.ended
+        self.facts.wrong += self.store.strays()
         for id_, status, at in self.store.new_ends():
             if at is not None or id_ in ended:
                 before = ended.setdefault(id_, (status, at))
@@ -119,12 +129,16 @@ class World:
                     self.facts.wrong.append(f"{id_} was {before[0]} and is {status} now")
 
     def pass_by(self, point: str) -> None:
-        """Pass a fault point; inside a transaction a process may die or be slow."""
-        if point.endswith("in_transaction") and not self.weather.calm:
+        """Pass a fault point; at some a process may die or be slow."""
+        if point.endswith("in_transaction") or point.startswith(("series.", "event.")):
+            self._perhaps_die(point)
+
+    def _perhaps_die(self, point: str) -> None:
+        if not self.weather.calm:
             luck = self.rng.random()
             if luck < _AT_POINTS:
                 process = self.scheduler.running().process
-                self.weather.note("a transaction goes wrong")
+                self.weather.note(f"a {point.partition('.')[0]} goes wrong")
                 self.tell(process.name, point, "! its process is slow, or dies")
                 if luck < _AT_POINTS / 2:
                     self.scheduler.kill(process)
@@ -136,6 +150,7 @@ class World:
         for number in range(2):
             self._worker(number)
             self._sweeper(number)
+            self._booker(number)
         for number in range(3):
             self._client(number)
         chaos = self._process("chaos", 0)
@@ -191,6 +206,7 @@ class World:
     def _sweeper(self, number: int) -> None:
         process = self._process(f"sweeper {number}", self.rng.choice([0.01, 3_600]))
         duties = self.wiring.duties(self.wiring.app(process))
+        del duties[_BOOK]
 
         def every(duty: Callable[[], object], name: str) -> Callable[[], None]:
             def work() -> None:
@@ -204,17 +220,38 @@ class World:
             self.scheduler.spawn(process, name, every(duty, name), after=self.rng.random())
         self._reborn(process, lambda: self._sweeper(number))
 
+    def _booker(self, number: int) -> None:
+        """Book series, by a clock that is right: what is missed it takes from there."""
+        process = self._process(f"booker {number}", 0.5)
+        book = self.wiring.duties(self.wiring.app(process))[_BOOK]
+
+        def work() -> None:
+            while True:
+                booked = self.scheduler.running().seed = Asked(None, "")
+                began = process.monotonic()
+                try:
+                    self._try(process, _BOOK, book)
+                finally:
+                    if process.monotonic() - began > _SETTINGS.settle.total_seconds():
+                        self.facts.perhaps_over_quota.update(booked.ids)
+                process.sleep(0.7)
+
+        self.scheduler.spawn(process, _BOOK, work)
+        self._reborn(process, lambda: self._booker(number))
+
     def _client(self, number: int) -> None:
         process = self._process(f"client {number}", 2.0)
         caller = Caller(self, process, self.wiring.app(process))
 
-        def work() -> None:
+        def work(place: int) -> None:
+            if place == 0:
+                caller.begin()
             while not self.weather.calm:
                 process.sleep(self.rng.expovariate(self._pace))
                 caller.ask()
 
         for place in range(2):
-            self.scheduler.spawn(process, f"thread {place}", work)
+            self.scheduler.spawn(process, f"thread {place}", partial(work, place))
         self._reborn(process, lambda: self._client(number))
 
     def _reborn(self, process: Process, begin: Callable[[], None]) -> None:
@@ -273,6 +310,9 @@ class World:
     def new_ids(self, count: int) -> list[UUID]:
         return [self.new_id() for _ in range(count)]
 
+    def new_token(self, _: int) -> str:
+        return f"{self.number():012d}"
+
     def new_tail(self) -> str:
         return f"{self.number():08d}"
 
@@ -288,6 +328,9 @@ def patched(world: World) -> Iterator[None]:
           for module in (group, sender_pool, task, rulebook)),
         *((module, "random", world.rng) for module in (sender_pool, sweep, database)),
         *((module, "new_tail", world.new_tail) for module in (booking, shards)),
+        *((module, "token_hex", world.new_token) for module in (events, series, validation)),
+        (series, "_LEASE", LEASE),
+        (series, "_AT_ONCE", _BATCH),
         (pipeline, "new_ids", world.new_ids),
         (booking, "new_id", world.new_id),
         (pipeline, "BATCH", _BATCH),

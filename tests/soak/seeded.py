@@ -14,7 +14,6 @@ from copy import copy
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from secrets import token_hex
 from typing import Any, NamedTuple
 from uuid import uuid5
 
@@ -26,6 +25,7 @@ from dispatcher.message import Status
 from dispatcher.redis.scripts import Script
 from dispatcher.store.claims import Failure
 from dispatcher.transports.smtp import SmtpReply
+from tests.simulation.bugs import without_key
 from tests.support.planting import Seams, nothing, planted
 
 Wrong = Callable[[Any], Any]
@@ -161,14 +161,6 @@ def _without_reminders(real: Any) -> Any:
     return change
 
 
-def _another_token(real: Any) -> Any:
-    def occurring(*, idempotency_key: str, **fields: Any) -> Any:
-        _, _, nominal = idempotency_key.split(":", 2)
-        return real(idempotency_key=f"series:{token_hex(6)}:{nominal}", **fields)
-
-    return occurring
-
-
 _REPEATED = ("broker.repeat", "reply.task", "broker.no-queues")
 _LATE = ("worker.freeze", "line.refuse", "broker.no-queues")
 _FLUSHED = (
@@ -265,7 +257,7 @@ BUGS = {
     "occurrences booked by passes at once, without keys": Bug(
         {
             "submission.series._LEASE": lambda _: timedelta(0),
-            "submission.series.Occurring": _another_token,
+            "submission.series.Occurring": without_key,
         },
         "I20",
     ),
