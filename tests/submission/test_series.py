@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from random import Random
 from typing import Any
 
 import pytest
@@ -24,8 +23,7 @@ from dispatcher.faults import InjectedFault, arm
 from dispatcher.message import Rejection
 from dispatcher.store.database import Database
 from dispatcher.store.messages import GivenUp
-from tests.support.examples import examples
-from tests.support.house import FAR, House, let_graces_pass
+from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build, on_postgresql, on_sqlite
 
 SECOND = timedelta(seconds=1)
@@ -34,10 +32,6 @@ ROOMY = "1000/hour"
 HI = {"text": "{{ who }} {{ of }}"}
 MEMBERS: list[Any] = []
 NAMED = "tests.submission.test_series:members"
-DEATHS = (
-    "series.after_take", "series.after_batch", "submit.before_reserve", "submit.after_reserve",
-    "submit.after_commit",
-)  # fmt: skip
 
 
 def members() -> Iterator[Any]:
@@ -106,74 +100,6 @@ def test_occurrences_hold_their_places_and_keep_their_keys(build: Build) -> None
     assert third.send_at not in times
     assert len(times) == len(set(times)) == 36
     assert house.dispatcher.verify_windows().equal
-
-
-@pytest.mark.parametrize(
-    "point",
-    [
-        "series.after_take", "series.after_batch", "series.after_change", "series.after_removal",
-        "series.after_cancel",
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("number", [1, 2])
-def test_a_pass_or_a_change_that_dies_is_finished_by_the_next(
-    build: Build, point: str, number: int
-) -> None:
-    """Each occurrence exactly once, of the last definition alone."""
-    house = build(quotas=ROOMY)
-    for name in ("daily", "gone"):
-        add(house, name, "FREQ=HOURLY;INTERVAL=12", recipients=["ada", "bob"])
-    series = house.parts.series_list
-    for _ in range(4):
-        arm(f"{point}=raise@{number}")
-        with suppress(InjectedFault, InvalidValue):
-            book(house, later=5 * MINUTE)
-            series.change("daily", {"rule": "FREQ=HOURLY;INTERVAL=8"}, None)
-            series.remove("gone")
-        arm(None)
-    with suppress(InvalidValue):
-        series.change("daily", {"rule": "FREQ=HOURLY;INTERVAL=8"}, None)
-        series.remove("gone")
-    book(house, later=5 * MINUTE)
-    assert booked(house, "gone") == []
-    now = house.clock.now()
-    times = Counter((message.recipient, message.send_at) for message in booked(house))
-    assert set(times.values()) == {1}
-    expected = [
-        from_ for from_ in series.preview("daily", 300, None) if from_ < now - 5 * MINUTE + 35 * DAY
-    ]
-    for who in ("ada", "bob"):
-        assert [at for of, at in sorted(times) if of == who and at > now + MINUTE] == expected
-    let_graces_pass(house)
-    house.reconciled()
-    assert house.dispatcher.verify_windows().equal
-
-
-def test_each_occurrence_is_booked_once_however_often_a_pass_dies(build: Build) -> None:
-    """Every other of 200 passes, a day apart."""
-    house = build(quotas=ROOMY, book_ahead="12 days", max_horizon="9 years")
-    for name, rule in (("daily", "FREQ=DAILY;BYHOUR=9"), ("often", "FREQ=HOURLY;INTERVAL=11")):
-        add(house, name, rule, recipients=["ada", "bob"])
-    book(house)
-    chance = Random(7)  # noqa: S311 - repeatable
-    days = examples(200)
-    for _ in range(days):
-        arm(chance.choice((None, f"{chance.choice(DEATHS)}=raise")))
-        with suppress(InjectedFault):
-            book(house, later=DAY)
-        arm(None)
-    house.reconciled()
-    book(house, later=DAY)
-    for name, hours in (("daily", 24), ("often", 11)):
-        of_one = Counter((m.recipient, m.send_at) for m in booked(house, name))
-        first = min(at for _, at in of_one)
-        number = -((first - FAR - (days + 13) * DAY) // timedelta(hours=hours))
-        assert set(of_one.values()) == {1}
-        assert [at for who, at in sorted(of_one) if who == "ada"] == [
-            first + n * timedelta(hours=hours) for n in range(number)
-        ]
-    let_graces_pass(house)
-    assert house.reconciled().dispatcher.verify_windows().equal
 
 
 @on_postgresql
