@@ -21,7 +21,7 @@ from tests.support.examples import examples
 DEATHS = 10
 """How often at least a pass dies at each point in one story."""
 STORIES = examples(10)
-"""100 take a minute and a half."""
+"""A hundred are a thousand deaths at each point, in seven minutes of processor time."""
 _POINTS = (
     "series.after_take", "cancel.after_rows", "series.after_cancel", "submit.before_reserve",
     "reserve.between_shards", "submit.after_reserve", "submit.after_commit", "series.after_batch",

@@ -79,8 +79,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="length of each soak")
     parser.add_argument("--only", default="", help="part of the names of those to hunt")
     options = parser.parse_args()
-    seams = [bug.seams for bug in simulated.BUGS.values()] + [bug.seams for bug in BUGS.values()]
-    for planting in seams:
+    every = [bug.seams for bug in simulated.BUGS.values()] + [bug.seams for bug in BUGS.values()]
+    for planting in every:
         with planted(planting):  # or fail at once
             pass
     missed = 0
