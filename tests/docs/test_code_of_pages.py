@@ -154,9 +154,8 @@ def test_the_tests_of_the_page_pass(name: str, tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("\n".join(conftest))
     (tmp_path / "dispatcher.toml").write_text("\n".join(blocks(text, "toml")))
     (tmp_path / "test_page.py").write_text(_HEAD_OF_TESTS + "\n".join(tests))
-    done = pytest_in(tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{len(tests)} passed" in done.stdout
+    done, passed = pytest_in(tmp_path), f"{len(tests)} passed"
+    assert (done.returncode, passed in done.stdout) == (0, True), done.stdout + done.stderr
 
 
 def test_the_tables_of_the_page_are_printed_by_the_script() -> None:

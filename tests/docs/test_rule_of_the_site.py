@@ -20,7 +20,6 @@ from dispatcher.scope import own_scope
 from dispatcher.times.quiet_hours import Hours
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.browser import chromium
-from tests.support.examples import examples
 from tests.support.reserving import Reserving, reserve
 
 RULE = Path(__file__).parents[2] / "docs/assets/rule.js"
@@ -114,7 +113,7 @@ def test_the_rule_of_the_site_answers_as_the_windows_do(
     seed: int, opened: Callable[..., Reserving]
 ) -> None:
     luck = random.Random(seed)  # noqa: S311 - a seed, not a secret
-    scenes = [Scene(luck, opened) for _ in range(max(20, examples(60)))]
+    scenes = [Scene(luck, opened) for _ in range(60)]
     asked = [scene.ask() for scene in scenes for _ in range(REQUESTS)]
     with chromium() as browser:
         page = browser.new_page()
