@@ -115,7 +115,8 @@ class Organiser:
     def ask(self, op: str, event: str, act: Callable[[], object], **asked: Any) -> str:
         world, line = self._world, {"n": f"{op} {self._world.number()}", "event": event}
         calls, who = world.facts.calls, self._process.name
-        calls.append({"kind": "call", "at": world.db_us(), "op": op, "who": who, **line, **asked})
+        at = world.db_us() // 1_000 * 1_000  # SQL keeps milliseconds of what this ends
+        calls.append({"kind": "call", "at": at, "op": op, "who": who, **line, **asked})
         world.tell(who, f"asks: {op}", event)
         try:
             act()
