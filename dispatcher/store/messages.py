@@ -111,11 +111,6 @@ def new_token() -> int:
     return random.getrandbits(30)
 
 
-def _perhaps_changed() -> StoreUnavailable:
-    problem = "the connection broke, and this call may have changed the message"
-    return StoreUnavailable(problem, remedy="read it again")
-
-
 def _inserts(database: Database) -> tuple[sa.Insert, sa.Select[Any], list[str]]:
     """Return what stores a message, what stores its key as well, and the names of their values.
 
@@ -375,7 +370,8 @@ class Messages:
                 if tokens is None or row.move_token in (tokens[row.id], own)
             }
             if runs > 1 and len(changing) < len(scheduled):
-                raise _perhaps_changed()
+                problem = "the connection broke, and this call may have changed the message"
+                raise StoreUnavailable(problem, remedy="read it again")
             if changing:
                 connection.execute(change, {"values": [*changing], **values})
             rows = connection.execute(*self._reading(message_ids))
@@ -481,14 +477,20 @@ class StoppedMessage(NamedTuple):
 class StoppedMessages:
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._tables = database.tables
-        reported, now = database.tables.messages.c.notified_status, database_now()
+        self._tables = tables = database.tables
+        row, now = tables.messages.c, database_now()
         self._due_now = {
             "next_attempt_at": now, "enqueue_at": now,
             # Then its next status is reported, also if it is the last one again.
-            "notified_status": sa.case((reported.is_not(None), Status.SCHEDULED.value)),
+            "notified_status": sa.case((row.notified_status.is_not(None), Status.SCHEDULED.value)),
         }  # fmt: skip
-        self._retry = self._retrying()
+        retry = sa.update(tables.messages).where(
+            row.id == sa.bindparam("of"),
+            row.claim_token == sa.bindparam("by"),
+            tables.has_status(Status.FAILED),
+            sa.or_(row.expires_at.is_(None), row.expires_at > now),
+        )
+        self._retry = retry.values(status=Status.SCHEDULED.value, finished_at=None, **self._due_now)
 
     def release(self, held: Message) -> Message:
         """Give a held message one more attempt, at once; expire it past its expiry.
@@ -513,12 +515,18 @@ class StoppedMessages:
         )
 
     def _change(self, held: Message, **values: Any) -> Message:
-        messages = self._tables.messages
-        # Every attempt counts one more: held again, it is another decision.
-        is_same = messages.c.attempt_count == held.attempt_count
-        is_held = self._tables.has_status(Status.HELD)
-        change = sa.update(messages).where(messages.c.id == held.id, is_held, is_same)
-        return changed(self._database, held.id, change.values(**values))
+        messages, tables = self._tables.messages, self._tables
+        change = sa.update(messages).where(
+            messages.c.id == sa.bindparam("of"),
+            tables.has_status(Status.HELD),
+            # Every attempt counts one more: held again, it is another decision.
+            messages.c.attempt_count == held.attempt_count,
+        )
+        this = {"of": held.id}
+        rows = self._database.change_each(change.values(**values), [this], tables.of_id, this)
+        if not rows:
+            raise MessageNotFound(held.id)
+        return to_message(rows[0])
 
     def look(self, message_ids: Sequence[UUID]) -> dict[UUID, StoppedMessage]:
         return _standing(self._database.read(self._query(message_ids)))
@@ -535,17 +543,6 @@ class StoppedMessages:
         ]
         query = self._query([stopped.message.id for stopped, _ in additions])
         return _standing(self._database.change_each(self._retry, rows, query))
-
-    def _retrying(self) -> sa.Update:
-        messages = self._tables.messages
-        not_too_late = messages.c.expires_at > database_now()
-        change = sa.update(messages).where(
-            messages.c.id == sa.bindparam("of"),
-            messages.c.claim_token == sa.bindparam("by"),
-            self._tables.has_status(Status.FAILED),
-            sa.or_(messages.c.expires_at.is_(None), not_too_late),
-        )
-        return change.values(status=Status.SCHEDULED.value, finished_at=None, **self._due_now)
 
     def _query(self, message_ids: Sequence[UUID]) -> sa.Select[Any]:
         tables = self._tables
@@ -637,14 +634,3 @@ def free_key_without_message(tables: Tables, connection: sa.Connection, key: str
     query = sa.select(keys.c.message_id).where(keys.c.idempotency_key == key, ~has_message)
     for (message_id,) in connection.execute(query, execution_options=AS_NAMED).all():
         connection.execute(free_key(tables, key, message_id), execution_options=AS_NAMED)
-
-
-def changed(database: Database, message_id: UUID, change: sa.Update) -> Message:
-    def work(connection: sa.Connection) -> sa.Row[Any] | None:
-        connection.execute(change)  # perhaps again: its row count means nothing
-        return connection.execute(database.tables.of_id, {"of": message_id}).one_or_none()
-
-    row = database.run(work)
-    if row is None:
-        raise MessageNotFound(message_id)
-    return to_message(row)
