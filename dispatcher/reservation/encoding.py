@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain
-from operator import attrgetter
 from secrets import token_hex
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 from dispatcher.errors import ReservationsUnavailable
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 ENDLESS = "the search for a free slot was stopped at its bound"
 ID_BYTES = 16
-_kind = attrgetter("kind")
 _NO_END = 99_999_999_999_999  # 14 digits: what the scripts count up to
 _FIRST_PERIODS, _MOST_PERIODS = 4, 512
 _FIRST_DAYS, _MOST_DAYS = 3, 64
@@ -123,15 +121,12 @@ class Rules:
         limits: Mapping[Named, Sequence[SendLimit]] = MappingProxyType({}),
     ) -> None:
         self.own, self.limits = own, limits
-        of_kinds = {kind: QuotaSet(of_kind) for kind, of_kind in quotas.items()}
-        self._sets: dict[Any, QuotaSet] = {**of_kinds, **own}
-        """By kind; those of single scopes by kind and name."""
-        self._key: Callable[[Scope], str | Named] = self._key_of if own else _kind
+        self._of_kinds = {kind: QuotaSet(of_kind) for kind, of_kind in quotas.items()}
 
     def quotas(self, kind: str, name: str) -> Sequence[AnyQuota]:
         """Return the quotas of a scope, of its own or of its kind, calendar quotas last."""
-        of = self._sets.get((kind, name)) or self._sets.get(kind)
-        return of.quotas if of else ()
+        quota_set = self.own.get((kind, name)) or self._of_kinds.get(kind)
+        return quota_set.quotas if quota_set else ()
 
     @cached_property
     def own_limits(self) -> Mapping[Named, Sequence[SendLimit]]:
@@ -141,14 +136,12 @@ class Rules:
 
     @property
     def longest_ms(self) -> int:
-        return max(longest_ms(of.quotas) for of in self._sets.values())
+        sets = chain(self._of_kinds.values(), self.own.values())
+        return max(longest_ms(quota_set.quotas) for quota_set in sets)
 
-    def _key_of(self, scope: Scope) -> str | Named:
-        named = scope.kind, scope.name
-        return named if named in self.own else scope.kind
-
-    def quota(self, scope: Scope, index: int) -> AnyQuota:
-        return self._sets[self._key(scope)].quotas[index - 1]
+    def quota(self, scope: Scope, number: int) -> AnyQuota:
+        """Return a quota of a scope by its number in the scripts, from 1 on."""
+        return self.quotas(scope.kind, scope.name)[number - 1]
 
     def table(self, leg: Leg, at_ms: int, *, step: int = 0) -> Judged:
         """Return the rule sets of a leg, and the blackouts, for a search from ``at_ms`` on.
@@ -169,7 +162,8 @@ class Rules:
                 # No time in quiet hours is judged.
                 first_ms = next((until for since, until in quiet if since <= at_ms < until), at_ms)
             for scope in leg.scopes:
-                quota_set = self._sets[self._key(scope)]
+                own = self.own.get((scope.kind, scope.name))
+                quota_set = own or self._of_kinds[scope.kind]
                 if not (calendars := quota_set.calendars):
                     sets.append(quota_set.rule_set(terms.priority, "", ()))
                     continue
