@@ -40,7 +40,6 @@ from dispatcher.message import (
     Message,
     OnUnknown,
     Status,
-    check_body,
     check_recipient,
     check_text,
     reason_of,
@@ -57,7 +56,13 @@ from dispatcher.store.schema import PAUSED_EVENT
 from dispatcher.store.series import SeriesRow, SeriesRows
 from dispatcher.submission.changes import Cancellation
 from dispatcher.submission.pipeline import Submitter
-from dispatcher.submission.validation import SERIES, DraftValidator, Occurring, known_channel
+from dispatcher.submission.validation import (
+    SERIES,
+    DraftValidator,
+    Occurring,
+    checked_body,
+    known_channel,
+)
 from dispatcher.times.clock import MILLISECOND, Clock
 from dispatcher.times.recurrence import Gap, Occurrence, Recurrence, Repeat
 from dispatcher.times.send_time import (
@@ -577,8 +582,7 @@ class SeriesList:
             raise InvalidValue("recipients", problem, accepted)
         known_channel(series.channel, self.settings)
         if series.template is None:
-            most, depth = self.settings.body_max_bytes, self.settings.body_max_depth
-            check_body(series.body, max_bytes=most, max_depth=depth)
+            checked_body(series.body, self.settings)
         elif series.body is not None:
             raise InvalidValue("body", "given together with template", "one of them")
 

@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 
 SERIES = "series:"
 """Begins the name of the event of a series, and the keys of its occurrences."""
-_ON_CONFLICT: tuple[str, ...] = get_args(OnConflict)
 Check = Callable[[str, str, Body], object]
 """Takes channel, recipient and body; raises InvalidDraft for a message that could never be sent."""
 
@@ -150,9 +149,7 @@ def validate(
     scope = scope_name(recipient) if draft.scope is None else check_text("scope", draft.scope)
     if key is not None:
         check_text("idempotency_key", key)
-    body, body_json = check_body(
-        draft.body, max_bytes=settings.body_max_bytes, max_depth=settings.body_max_depth
-    )
+    body, body_json = checked_body(draft.body, settings)
     scopes = checked_scopes(draft.scopes, settings)
     if draft.quotas is not None:
         check_choice("quotas", draft.quotas, ("none",))
@@ -160,9 +157,7 @@ def validate(
             accepted = f"no value, or set channels.{channel_name}.without_quotas"
             raise InvalidDraft("quotas", "this channel has no messages without quotas", accepted)
         scopes[WITHOUT] = draft.quotas
-    quiet_hours = None
-    if draft.quiet_hours is not None or draft.send_window is not None:
-        quiet_hours = own_hours(draft.quiet_hours, draft.send_window)
+    quiet_hours = own_hours(draft.quiet_hours, draft.send_window)
     terms = terms_for(
         settings,
         scope=scope,
@@ -182,12 +177,8 @@ def validate(
     if draft.event is not None or draft.offset is not None or draft.event_at is not None:
         reminder = _reminder(draft)
         wish = str(reminder.offset)
-    else:
-        wish = (
-            send_time.local_wish(draft.send_at, send_at, draft.zone)
-            if draft.zone is not None and draft.send_at is not None
-            else None
-        )
+    elif draft.zone is not None and draft.send_at is not None:
+        wish = send_time.local_wish(draft.send_at, send_at, draft.zone)
     occurring = draft if type(draft) is Occurring else None
     digest = None
     if key is not None:
@@ -364,7 +355,7 @@ def _times(
     is_rejecting = isinstance(draft.on_conflict, str) and draft.on_conflict == "reject"
     if not is_rejecting or draft.latest is not None:
         latest = now + horizon
-        check_choice("on_conflict", draft.on_conflict, _ON_CONFLICT)
+        check_choice("on_conflict", draft.on_conflict, get_args(OnConflict))
         if is_rejecting:
             raise InvalidDraft("latest", "given without on_conflict='shift'", "no latest")
         if draft.latest is not None:
@@ -457,6 +448,11 @@ def own_hours(quiet_hours: str | None, send_window: str | None) -> str | None:
     return str(quiet) if quiet else NO_HOURS
 
 
+def checked_body(body: object, settings: Settings) -> tuple[Body, str]:
+    """Return a body as it is stored, and its JSON."""
+    return check_body(body, max_bytes=settings.body_max_bytes, max_depth=settings.body_max_depth)
+
+
 def known_channel(channel: object, settings: Settings) -> str:
     channel = channel if type(channel) is str else plain(channel)
     if not isinstance(channel, str) or channel not in settings.channels:
@@ -517,7 +513,7 @@ class DraftValidator:
     def body(self, draft: Draft) -> Body:
         """Return the body of a draft as it is stored."""
         prepared, _ = self._prepared(draft)
-        body, _ = self._checked(prepared.body)
+        body, _ = checked_body(prepared.body, self.settings)
         self.check(str(prepared.channel), prepared.recipient, body)
         return body
 
@@ -548,14 +544,10 @@ class DraftValidator:
         Where what was given is not all JSON, it is as the type writes it.
         """
         if is_json:
-            checked, text = self._checked(body)
+            checked, text = checked_body(body, self.settings)
             return kind.read_json(text), checked
         read, written = kind.read(body)
         try:
-            return read, self._checked(body)[0]
+            return read, checked_body(body, self.settings)[0]
         except InvalidDraft:
             return read, written
-
-    def _checked(self, body: object) -> tuple[Body, str]:
-        most, depth = self.settings.body_max_bytes, self.settings.body_max_depth
-        return check_body(body, max_bytes=most, max_depth=depth)
