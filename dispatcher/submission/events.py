@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
+from math import inf
 from secrets import token_hex
 from typing import Literal, get_args
 
@@ -119,6 +120,8 @@ class EventList:
         rows: Sequence[Movable],
     ) -> EventChange:
         """Book new times for these messages; add their moves to ``moves``."""
+        if moves:  # of a run before: that has ended, as this one has its locks
+            self._settle(moves, began=-inf)
         event = open_event(event)
         if wish.send_at is None:
             event = event._replace(at=meant_at(event), token=token_hex(6))

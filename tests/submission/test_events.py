@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import Engine, update
+from sqlalchemy import Connection, Engine, update
 
 from dispatcher import (
     Dispatcher,
@@ -44,7 +44,7 @@ from tests.support.house import (
     promised,
     windows_of,
 )  # fmt: skip
-from tests.support.house_fixtures import Build
+from tests.support.house_fixtures import Build, on_postgresql
 from tests.support.model import is_broken
 from tests.support.proxy import FarDatabase
 from tests.support.servers import RedisServer
@@ -566,6 +566,26 @@ def test_a_move_whose_commit_lost_its_reply_keeps_every_place(
         house.dispatcher.events.move(EVENT, at + HOUR)
         assert far.proxy.dropped == 1
         stand_right(house)
+
+
+@on_postgresql
+def test_a_move_that_ran_twice_is_not_in_its_own_way(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would shift its reminders past the places that its first run took."""
+    house = build(quotas=["1/day"])
+    house.dispatcher.events.set(EVENT, AT)
+    remind(house)
+    change = house.parts.messages.change_locked
+
+    def conflict(connection: Connection, *args: Any) -> Any:
+        monkeypatch.undo()
+        connection.exec_driver_sql("DO $$ BEGIN RAISE SQLSTATE '40001'; END $$")
+        return change(connection, *args)
+
+    monkeypatch.setattr(house.parts.messages, "change_locked", conflict)
+    house.dispatcher.events.move(EVENT, AT + 9 * DAY, on_conflict="shift")
+    stand_right(house)
 
 
 @pytest.mark.every_database
