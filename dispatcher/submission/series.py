@@ -317,6 +317,21 @@ class SeriesList:
                 self.pauses.end(PAUSED_EVENT, row.name)
         return cancelled
 
+    def _begun(self, row: SeriesRow, now: datetime) -> set[str]:
+        """Return the occurrences, by their parts of keys, that the last change could not cancel.
+
+        They were sent, or are on their way, under an earlier token.
+        """
+        if "replaces" not in row.definition:
+            return set()
+        since, until = datetime.fromisoformat(row.definition["booked_from"]), now + _ON_ITS_WAY
+        near = Selection(event=row.name, from_at=since, until_at=until)
+        return {
+            _occurrence(str(message.idempotency_key))
+            for message in chain.from_iterable(self.listing.pages(near, size=_AT_ONCE))
+            if message.status is not Status.CANCELLED
+        }
+
     def _cancel(self, ids: Sequence[UUID], because: str) -> int:
         results = self.cancellation.cancel_many(ids, because=because)
         return sum(isinstance(result, Message) for result in results)
@@ -445,6 +460,7 @@ class SeriesList:
                 since = max(since, datetime.fromisoformat(row.definition["booked_from"]))
         since = max(since, now - self.settings.series_catch_up)
         recurrence, spans = series.recurrence, dict[str, list[Occurrence]]()
+        begun = self._begun(row, now)
         for who in self._recipients(series):
             zone = self._zone(series, who.zone)
             if zone not in spans:
@@ -456,10 +472,13 @@ class SeriesList:
             times = [Occurrence(at_ms + later, nominal) for at_ms, nominal in spans[zone]]
             late = [one for one in times if one.at_ms < to_ms(now)]
             for one in times[len(_left_out(late, series.missed)) :]:
+                key = f"{_keys(row.token)}{_digest(who.recipient)}:{one.nominal}"
+                if _occurrence(key) in begun:
+                    continue
                 yield Occurring(
                     **series.fields_for(who, zone),
                     **_time(series, zone, one, now),
-                    idempotency_key=f"{_keys(row.token)}{_digest(who.recipient)}:{one.nominal}",
+                    idempotency_key=key,
                     nominal=one.nominal,
                     series=row.name,
                     series_token=row.token,
@@ -624,6 +643,11 @@ def _left_out(times: Sequence[T], missed: Missed) -> Sequence[T]:
 def _keys(token: str) -> str:
     """Return what begins the keys of occurrences that a pass has booked under a token."""
     return f"{SERIES}{token}."
+
+
+def _occurrence(key: str) -> str:
+    """Return the part of a key that does not change with the token."""
+    return key.partition(".")[2]
 
 
 def _is_replaced(message: Message, row: SeriesRow) -> bool:

@@ -23,7 +23,7 @@ from dispatcher.faults import InjectedFault, arm
 from dispatcher.message import Rejection
 from dispatcher.store.database import Database
 from dispatcher.store.messages import GivenUp
-from tests.support.house import FAR, House
+from tests.support.house import FAR, House, hour_ago
 from tests.support.house_fixtures import Build, on_postgresql, on_sqlite
 
 SECOND = timedelta(seconds=1)
@@ -343,6 +343,26 @@ def test_a_change_after_a_pass_that_died_leaves_one_of_each(build: Build) -> Non
     house.parts.series_list.change("daily", {"body": {"new": True}}, None)
     book(house)
     assert [message.body for message in booked(house)] == [{"new": True}] * 35
+
+
+@on_sqlite
+@pytest.mark.parametrize("change", ["change", "erase"])
+def test_what_was_sent_before_a_pass_died_is_not_sent_anew(build: Build, change: str) -> None:
+    house = build(quotas=ROOMY, clock=hour_ago())
+    start = house.clock.now() + 10 * SECOND
+    add(house, rule="FREQ=DAILY", start=start, recipients=["ada", "bob"])
+    with dying("series.after_batch"):
+        book(house)
+    [first, *_] = booked(house, recipient="ada")
+    house.deliver(first)
+    house.moved.advance(20 * SECOND)
+    if change == "erase":
+        house.dispatcher.erase("bob")
+    else:
+        house.parts.series_list.change("daily", {"campaign": "new"}, None)
+    book(house, later=MINUTE)
+    assert booked(house, recipient="ada", status="sent") == [house.again(first)]
+    assert booked(house, recipient="ada")[0].send_at == start + DAY
 
 
 @pytest.mark.parametrize(("missed", "cancelled"), [("all", 0), ("last", 2 * 2), ("none", 2 * 3)])
