@@ -482,12 +482,13 @@ class Permits:
         own, kinds = self._known
         if scope not in own:
             return self._scope_kind if scope[0] == OWN_SCOPE else None
-        if scope not in kinds:
-            kinds[scope] = None
-            if limits := own[scope]:
+        if scope not in kinds:  # what other threads find there must be complete
+            kind, limits = None, own[scope]
+            if limits:
                 is_own = scope[0] == OWN_SCOPE
                 reach = _SCOPES if is_own else scope[0]
-                kinds[scope] = _LogKind(limits, reach, gives_turns=not is_own)
+                kind = _LogKind(limits, reach, gives_turns=not is_own)
+            kinds[scope] = kind
         return kinds[scope]
 
     def _log_of(self, kind: str, name: str) -> tuple[PermitKeys, str]:

@@ -15,6 +15,7 @@ from uuid import UUID
 
 import pytest
 
+from dispatcher.limiters import permits
 from dispatcher.limiters.permits import LogLimit, Permit, PermitAnswer, Permits
 from dispatcher.quota import parse_limit
 from dispatcher.redis.keys import permit_parts, shard_of
@@ -121,6 +122,23 @@ class World:
     def times(self, tenant: str, since_ms: int = 0) -> list[int]:
         of = [(at, permit.scopes or {}) for at, permit in self.sent.values()]
         return [at for at, scopes in of if scopes.get("tenant") == tenant and at >= since_ms]
+
+
+def test_threads_that_ask_first_at_once_meet_a_limit(
+    moved: Clocked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(moved, workers=1)
+    world.set(own(beta="1/minute"))
+    make = permits._LogKind
+
+    def slowly(*args: Any, **more: Any) -> Any:
+        monkeypatch.undo()
+        world.ask([world.permit(tenant="beta")])
+        return make(*args, **more)
+
+    monkeypatch.setattr(permits, "_LogKind", slowly)
+    world.ask([world.permit(tenant="beta")])
+    assert len(world.sent) == 1
 
 
 @pytest.mark.parametrize("shards", [1, 8])
