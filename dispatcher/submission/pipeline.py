@@ -312,9 +312,10 @@ class Submitter:
         if not undecided:
             return
         batch.firsts = firsts = _by_key(undecided)
-        if known := _known(firsts, sink) if firsts or sink.recalls_unkeyed else {}:
-            _answer_known(undecided, known)
-        stored: Mapping[str, Event] | None = None
+        if firsts or sink.recalls_unkeyed:
+            _answer_known(undecided, _known(firsts, sink))
+        names = {e.valid.event or "" for e in undecided if e.result is None and e.valid.reminder}
+        stored = sink.events([*names]) if names else {}
         new: dict[str, Event] = {}
         for entry in undecided:
             first = firsts.get(entry.valid.idempotency_key or "", entry)
@@ -326,7 +327,6 @@ class Submitter:
                 continue
             try:
                 if (reminder := entry.valid.reminder) is not None:
-                    stored = _events(undecided, sink) if stored is None else stored
                     entry.valid = at_event(
                         entry.valid, reminder, stored, new, settings=self.settings, now=now
                     )
@@ -425,10 +425,6 @@ def _by_key(entries: Iterable[Entry]) -> dict[str, Entry]:
         if (key := entry.valid.idempotency_key) is not None:
             firsts.setdefault(key, entry)
     return firsts
-
-
-def _events(entries: Iterable[Entry], sink: Sink) -> Mapping[str, Event]:
-    return sink.events(list({e.valid.event or "" for e in entries if e.valid.reminder}))
 
 
 def _answer_known(entries: Iterable[Entry], known: Mapping[str, Known]) -> None:
@@ -567,21 +563,21 @@ class Tally:
     def add(self, entries: Sequence[Entry]) -> list[Result]:
         results: list[Result] = []
         for entry in entries:
-            result = entry.result
-            if not isinstance(result, Message):
-                if result is None:
-                    raise RuntimeError("a draft was not decided")
-                results.append(Rejection(entry.number, entry.draft, alone(result)))
+            error = entry.result
+            if isinstance(error, DispatcherError):
+                results.append(Rejection(entry.number, entry.draft, alone(error)))
                 self.refused += 1
-                if isinstance(result, SlotRefused):
-                    self.asked[to_ms(result.send_at) // _MINUTE_MS] += 1
+                if isinstance(error, SlotRefused):
+                    self.asked[to_ms(error.send_at) // _MINUTE_MS] += 1
                 continue
-            results.append(result)
+            message = entry.answer()
+            results.append(message)
             self.accepted += 1
             if not entry.is_new:
                 self.known += 1
                 continue
-            send_at, at_ms, asked_ms = result.send_at, entry.slot.at_ms, entry.slot.request.asked_ms
+            send_at, at_ms = message.send_at, entry.slot.at_ms
+            asked_ms = entry.slot.request.asked_ms
             self.shifted += at_ms != asked_ms
             self.asked[asked_ms // _MINUTE_MS] += 1
             self.promised[at_ms // _MINUTE_MS] += 1
@@ -590,8 +586,9 @@ class Tally:
             if self.last_send_at is None or send_at > self.last_send_at:
                 self.last_send_at = send_at
         if self.on_progress is not None:
-            so_far = (self.accepted, self.refused, self.total, self.known, self.shifted)
-            self.on_progress(Progress(*so_far))
+            self.on_progress(
+                Progress(self.accepted, self.refused, self.total, self.known, self.shifted)
+            )
         return results
 
 
