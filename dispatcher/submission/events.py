@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -80,11 +80,13 @@ class EventList:
         """
         check_choice("past", past, get_args(Past))
         name = check_text("event", name, longest=MAX_EVENT)
-        wish = NewTime(send_at=at, zone=zone, on_conflict=on_conflict)
+        asked = NewTime(send_at=at, zone=zone, on_conflict=on_conflict)
         for number in range(1, _TRIES + 1):
             moves, began = list[Move](), self.clock.monotonic()
             try:
-                event, rows = self.event_rows.change(name, partial(self._moved, wish, past, moves))
+                event, rows = self.event_rows.change(
+                    name, partial(self._decide_move, asked, past, moves)
+                )
                 break
             except DispatcherError as error:
                 if not isinstance(error, StoreUnavailable) or error.refused:
@@ -101,32 +103,35 @@ class EventList:
         for message in moved:
             self.journal.tell(Transition.RESCHEDULED, message, send_at=message.send_at)
         self.enqueuer.enqueue(*moved)
-        self._tell_cancelled([*rows.values()])
+        self._tell_cancelled(rows.values())
         return event
 
     def cancel(self, name: str) -> Event:
         name = check_text("event", name, longest=MAX_EVENT)
-        event, rows = self.event_rows.change(name, self._cancelled)
+        event, rows = self.event_rows.change(name, self._decide_cancel)
         fault("event.after_cancel")
-        self._tell_cancelled([*rows.values()])
+        self._tell_cancelled(rows.values())
         return event
 
-    def _moved(
+    def _decide_move(
         self,
-        wish: NewTime,
+        asked: NewTime,
         past: Past,
         moves: list[Move],
         event: Event | None,
         rows: Sequence[Movable],
     ) -> EventChange:
-        """Book new times for these messages; add their moves to ``moves``."""
+        """Book new times for these messages; add their moves to ``moves``.
+
+        ``asked`` is the time for the event.
+        """
         if moves:  # of a run before: that has ended, as this one has its locks
             self._settle(moves, began=-inf)
         event = open_event(event)
-        if wish.send_at is None:
+        if asked.send_at is None:
             event = event._replace(at=meant_at(event), token=token_hex(6))
         else:
-            event = new_event(event.name, wish.send_at, wish.zone or event.zone)
+            event = new_event(event.name, asked.send_at, asked.zone or event.zone)
         zone, now = send_time.check_zone(event.zone or self.settings.zone), self.clock.now()
         late, moving = [], []
         for row in rows:
@@ -134,16 +139,16 @@ class EventList:
             if message.wish is None or "T" in message.wish:  # it has a time of its own
                 continue
             send_at = Offset.parse(message.wish).from_event(event.at, zone)
-            if send_at < now and past == "cancel":
-                late.append(message.id)
-                continue
-            if send_at < now and past == "refuse":
-                problem = f"a message {message.wish} from it would be due at {send_at.isoformat()}"
-                accepted = "a later time, or past as cancel or now"
-                raise InvalidSendTime("at", f"{problem}, which is past", accepted)
-            new_time = NewTime(send_at=send_at, on_conflict=wish.on_conflict)
-            if send_at < now and past == "now":
-                new_time = NewTime(send_in=timedelta(0), on_conflict=wish.on_conflict)
+            new_time = NewTime(send_at=send_at, on_conflict=asked.on_conflict)
+            if send_at < now:
+                if past == "cancel":
+                    late.append(message.id)
+                    continue
+                if past == "refuse":
+                    due = f"a message {message.wish} from it would be due at {send_at.isoformat()}"
+                    accepted = "a later time, or past as cancel or now"
+                    raise InvalidSendTime("at", f"{due}, which is past", accepted)
+                new_time = NewTime(send_in=timedelta(0), on_conflict=asked.on_conflict)
             move = self.changes.valid_move(row, new_time)
             move.valid = move.valid._replace(wish=message.wish)
             if not move.keeps_its_time:
@@ -151,7 +156,7 @@ class EventList:
         moves += moving
         return EventChange(event, self.moves.book_together(moving), late, LATE)
 
-    def _cancelled(self, event: Event | None, rows: Sequence[Movable]) -> EventChange:
+    def _decide_cancel(self, event: Event | None, rows: Sequence[Movable]) -> EventChange:
         event = known_event(event)
         if event.cancelled_at is not None:
             return EventChange(event)
@@ -167,7 +172,7 @@ class EventList:
             move.row = rows.get(move.before.message.id)
         self.moves.settle(booked, began)
 
-    def _tell_cancelled(self, rows: Sequence[Movable]) -> None:
+    def _tell_cancelled(self, rows: Collection[Movable]) -> None:
         for row in rows:
             if row.message.status is Status.CANCELLED:
                 self.journal.tell(Transition.CANCELLED, row.message)
