@@ -190,12 +190,12 @@ class Rules:
         keys = requests[0][0].keys
         names: list[str] = [keys.pending, keys.epoch]
         messages: list[bytes | str] = []
-        numbers: dict[tuple[bool, Judged], int] = {}
+        numbers: dict[_ScriptTerms, int] = {}
         for leg, booking in requests:
             message_id, _, asked_ms, latest_ms, submit, tail, left_tail, leaving = booking
             has_extra = submit is not None or judged != b"" or left_tail is not None
-            table = self.table(leg, asked_ms, step=step)
-            number = numbers.setdefault((has_extra, table), len(numbers) + 1)
+            terms = _ScriptTerms(has_extra, *self.table(leg, asked_ms, step=step))
+            number = numbers.setdefault(terms, len(numbers) + 1)
             at = b"%d" % asked_ms
             latest = at if latest_ms == asked_ms else b"%d" % latest_ms
             messages += (message_id.bytes + tail.encode(), at, latest, b"%d" % number)
@@ -206,8 +206,7 @@ class Rules:
                 messages += (judged, booking.left, b"", packed(leaving) if leaving else b"")
             names += [keys.window(scope.name, scope.kind) for scope in leg.scopes]
         words = [b"%d" % pending_grace_ms, b"%d" % (under_way_ms + pending_grace_ms)]
-        terms = tuple(_ScriptTerms(has_extra, *table) for has_extra, table in numbers)
-        return names, [*words, _encoded(terms), *messages]
+        return names, [*words, _encoded(tuple(numbers)), *messages]
 
 
 def longest_ms(quotas: Iterable[AnyQuota]) -> int:
