@@ -37,7 +37,6 @@ _MOST_OWED = 1_000
 """The most permits remembered that Redis did not take back; others count until they end."""
 _COST = 10_000
 """Of a permit, in the time of a share that weighs 1."""
-_NO_WEIGHTS: Mapping[str, Mapping[str, float]] = MappingProxyType({})
 _NO_LIMITS: OwnLimits = MappingProxyType({})
 _MOST_AT_ONCE = 500
 """One script restores at most so many permits; it then runs for a few milliseconds."""
@@ -176,7 +175,7 @@ class Permits:
         shards: int,
         scope_limits: Sequence[LogLimit],
         channel_limits: Mapping[str, Sequence[LogLimit]],
-        weights: Mapping[str, Mapping[str, float]] = _NO_WEIGHTS,
+        weights: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
         own_limits: Callable[[], OwnLimits] = lambda: _NO_LIMITS,
     ) -> None:
         self._client = client
@@ -277,7 +276,7 @@ class Permits:
                     "closing": places.get(leg.closing, 0),
                     "priority": permit.priority,
                     "share": permit.share,
-                    "cost": self._cost(permit),
+                    "cost": _COST / self._weights.get(permit.channel, {}).get(permit.share, 1),
                     "logs": [numbers[log] for log in leg.logs],
                 }
                 for permit, leg in requests
@@ -286,10 +285,6 @@ class Permits:
         names = [legs[0].keys.epoch, *chain.from_iterable(map(LogKeys.of, logs)), *closings]
         members = (permit.member for permit, _ in requests)
         return names, [within // MILLISECOND, json.dumps(described), *members]
-
-    def _cost(self, permit: Permit) -> float:
-        weights = self._weights.get(permit.channel)
-        return _COST / weights.get(permit.share, 1) if weights else _COST
 
     def close(self, channel: str, length: timedelta) -> None:
         """Grant nothing on a channel for ``length``; a later end that was set before stays."""
