@@ -282,7 +282,7 @@ class Reconciler:
         """Let as many messages that wait for a limit be due now as permits were given back."""
         come = 0
         try:
-            for log_name, ids in self.permits.waiting(logs=_ROOMS_AT_ONCE, each=BATCH).items():
+            for log_name, ids in self.permits.waiting(logs=_ROOMS_AT_ONCE, messages=BATCH).items():
                 called = self.store.bring_forward(ids) if ids else set[UUID]()
                 self.permits.give_turns(log_name, ids, called)
                 come += len(called)

@@ -217,6 +217,7 @@ class Permits:
         legs_of = {n: self._legs_to(permits[n]) for n in numbers}
         answers: dict[int, PermitAnswer] = {}
         partly: list[tuple[Permit, timedelta]] = []
+        # Who has fewer legs begins later: in the last round all ask for their channel.
         for left in range(max(map(len, legs_of.values()), default=0), 0, -1):
             asked = {
                 n: legs[-left]
@@ -332,10 +333,10 @@ class Permits:
                         words += (permit.member, permit.priority, wait // MILLISECOND)
         self._replies("give_back_permits", [*calls.values()])
 
-    def waiting(self, *, logs: int, each: int) -> dict[str, list[UUID]]:
+    def waiting(self, *, logs: int, messages: int) -> dict[str, list[UUID]]:
         """Return the messages for which returned permits made room: the first in line.
 
-        By log, at most ``each`` of at most so many ``logs``. :meth:`give_turns` ends it.
+        By log: of at most so many ``logs`` so many ``messages``. :meth:`give_turns` ends it.
         """
         with translated:
             pipeline = self._client.pipeline(transaction=False)
@@ -347,7 +348,7 @@ class Permits:
                 return {}
             now = now_ms(self._client)
             for name, room in rooms:
-                most = min(each, room)
+                most = min(messages, room)
                 pipeline.zrangebyscore(LogKeys.of(name).line, f"({now}", "+inf", start=0, num=most)
             lines = pipeline.execute()
         return {

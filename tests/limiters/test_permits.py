@@ -536,17 +536,17 @@ def test_room_is_noted_in_the_shard_of_each_log_and_found_in_all(
     made.client.delete(*(keys.room for keys in made.shards))  # of the scope that was asked ahead
     made.permits.give_back([of_scope, of_channel])
 
-    assert len(made.permits.waiting(logs=1, each=9)) == 1
-    waiting = made.permits.waiting(logs=9, each=9)
+    assert len(made.permits.waiting(logs=1, messages=9)) == 1
+    waiting = made.permits.waiting(logs=9, messages=9)
     assert waiting == {
         made.keys(ALONE).scope(ALONE): [waits_for_scope.message_id],
         made.keys(SMS).channel(SMS): [waits_for_channel.message_id],
     }
     for log, ids in waiting.items():
         made.permits.give_turns(log, ids, {waits_for_channel.message_id})
-    assert made.permits.waiting(logs=9, each=9) == {made.keys(ALONE).scope(ALONE): []}
+    assert made.permits.waiting(logs=9, messages=9) == {made.keys(ALONE).scope(ALONE): []}
     made.permits.give_turns(made.keys(ALONE).scope(ALONE), [], set())
-    assert made.permits.waiting(logs=9, each=9) == {}
+    assert made.permits.waiting(logs=9, messages=9) == {}
     assert made.acquire(waits_for_channel) == [True]
 
 

@@ -224,7 +224,7 @@ def permits(house: House, booked: Sequence[Message]) -> None:
     permits.settle([(permit, timedelta(0)) for permit in taken[:9]])
     permits.give_back(taken[9:LIMIT])
     log = house.permit_keys("memory").channel("memory")
-    assert len(permits.waiting(logs=9, each=9)[log]) == 9
+    assert len(permits.waiting(logs=9, messages=9)[log]) == 9
     permits.give_turns(log, [], set())
     permits.close("memory", MINUTE)
     [fill] = house.parts.overviews.fills.read()
