@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
@@ -98,22 +98,26 @@ class EventRows:
 
     def change(
         self, name: str, decide: Callable[[Event | None, Sequence[Movable]], EventChange]
-    ) -> tuple[Event, Mapping[UUID, Movable]]:
-        """Change an event as ``decide`` says; return it, and its messages that were changed.
+    ) -> tuple[Event, Collection[UUID]]:
+        """Change an event as ``decide`` says; return it, and the ids of messages to be cancelled.
 
         Nothing else changes the event, or its messages that are scheduled, while that
-        decides. It may be asked again, also where the change was made and its reply lost.
+        decides. It may be asked again, also where the change was made and its reply lost: then the
+        ids are those of every time.
         """
+        ended = set[UUID]()
 
-        def work(connection: sa.Connection) -> tuple[Event, Mapping[UUID, Movable]]:
+        def work(connection: sa.Connection) -> Event:
             def read(query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
                 return connection.execute(query.with_for_update(), {"values": [name]}).all()
 
             event = events_named(self._tables, read).get(name)
             rows = connection.execute(self._locked, {"event": name})
             after, moves, cancelled, because = decide(event, [*map(to_movable, rows)])
+            ended.update(cancelled)
             this = self._events.c.name == name
             connection.execute(sa.update(self._events).where(this).values(after._asdict()))
-            return after, self._messages.change_locked(connection, moves, cancelled, because)
+            self._messages.change_locked(connection, moves, cancelled, because)
+            return after
 
-        return self._database.transact(work)
+        return self._database.transact(work), ended

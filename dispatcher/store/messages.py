@@ -403,8 +403,8 @@ class Messages:
         moves: Sequence[NewSlot],
         cancelled: Sequence[UUID],
         because: str,
-    ) -> dict[UUID, Movable]:
-        """Move and cancel messages that this transaction has locked; return them as they are then.
+    ) -> None:
+        """Move and cancel messages that this transaction has locked.
 
         A move is never too late: reconcile leaves the reservations of a locked message alone.
         """
@@ -412,9 +412,6 @@ class Messages:
             connection.execute(self._move_locked, [move.values() for move in moves])
         if cancelled:
             connection.execute(self._cancel, {"values": cancelled, "because": because})
-        ids = [*(move.before.message.id for move in moves), *cancelled]
-        rows = connection.execute(self._movables, {"values": ids}) if ids else ()
-        return {row.id: to_movable(row) for row in rows}
 
     def enqueue_again(self, message_ids: Sequence[UUID]) -> None:
         tables = self._tables

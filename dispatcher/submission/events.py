@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from math import inf
 from secrets import token_hex
 from typing import Literal, get_args
+from uuid import UUID
 
 from dispatcher.errors import DispatcherError, InvalidSendTime, QuotaExceeded, StoreUnavailable
 from dispatcher.faults import fault
@@ -84,7 +85,7 @@ class EventList:
         for number in range(1, _TRIES + 1):
             moves, began = list[Move](), self.clock.monotonic()
             try:
-                event, rows = self.event_rows.change(
+                event, ended = self.event_rows.change(
                     name, partial(self._decide_move, asked, past, moves)
                 )
                 break
@@ -103,14 +104,14 @@ class EventList:
         for message in moved:
             self.journal.tell(Transition.RESCHEDULED, message, send_at=message.send_at)
         self.enqueuer.enqueue(*moved)
-        self._tell_cancelled(rows.values())
+        self._tell_cancelled([*ended])
         return event
 
     def cancel(self, name: str) -> Event:
         name = check_text("event", name, longest=MAX_EVENT)
-        event, rows = self.event_rows.change(name, self._decide_cancel)
+        event, ended = self.event_rows.change(name, self._decide_cancel)
         fault("event.after_cancel")
-        self._tell_cancelled(rows.values())
+        self._tell_cancelled([*ended])
         return event
 
     def _decide_move(
@@ -172,7 +173,8 @@ class EventList:
             move.row = rows.get(move.before.message.id)
         self.moves.settle(booked, began)
 
-    def _tell_cancelled(self, rows: Collection[Movable]) -> None:
+    def _tell_cancelled(self, ids: Sequence[UUID]) -> None:
+        rows = self.changes.messages.movables(ids).values()
         for row in rows:
             if row.message.status is Status.CANCELLED:
                 self.journal.tell(Transition.CANCELLED, row.message)

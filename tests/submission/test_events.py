@@ -568,6 +568,26 @@ def test_a_move_whose_commit_lost_its_reply_keeps_every_place(
         stand_right(house)
 
 
+@pytest.mark.every_database
+@pytest.mark.parametrize("is_moved", [True, False])
+def test_what_is_cancelled_gives_its_place_back_though_the_reply_was_lost(
+    redis_server: RedisServer, far: FarDatabase, is_moved: bool
+) -> None:
+    with house_on(redis_server, far.direct, database_url=far.through, clock=hour_ago()) as house:
+        at = house.clock.now().replace(microsecond=0) + 9 * HOUR
+        house.dispatcher.events.set(EVENT, at)
+        for n in range(3):
+            remind(house, f"name {n}", offset=n * HOUR)
+        far.proxy.drop_reply(b"COMMIT")
+        if is_moved:
+            house.dispatcher.events.move(EVENT, at - 10 * HOUR, past="cancel")
+        else:
+            house.dispatcher.events.cancel(EVENT)
+        assert far.proxy.dropped == 1
+        assert house.dispatcher.count(event=EVENT, status="cancelled") == (1 if is_moved else 3)
+        assert windows_of(house) == promised(house)
+
+
 @on_postgresql
 def test_a_move_that_ran_twice_is_not_in_its_own_way(
     build: Build, monkeypatch: pytest.MonkeyPatch
