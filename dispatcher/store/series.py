@@ -17,6 +17,11 @@ class SeriesRow(NamedTuple):
     """``token`` changes with the definition: no message is stored under an earlier one.
 
     All occurrences before ``booked_until`` are decided; ``due_at`` is when more are to be booked.
+
+    Beside the fields of the series, ``definition`` has what its last change asks of later passes:
+    ``booked_from`` and, of a change by the dates of each zone, ``wall_from`` are the nominal times
+    from which on this token books; ``replaces`` stands there until the messages under earlier
+    tokens are cancelled. A row that is ``removed`` has no fields of the series.
     """
 
     name: str

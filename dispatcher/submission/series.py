@@ -90,7 +90,7 @@ _ON_ITS_WAY = timedelta(seconds=30)
 _A_DAY_LASTS = timedelta(hours=26)
 """How much earlier than in one zone a wall time may be in another one."""
 _MOST_SKIPPED = 20
-_MOST_JUDGED = 1_000
+_MOST_JUDGED = 1_000  # a rule is not compared with a larger quota: that lists as many times
 _MOST_A_DAY = 1_440
 _NAMED_EVERY = timedelta(days=1)
 _CALLABLE = "package.module:callable, which yields (address, zone, data)"
@@ -199,7 +199,7 @@ class SeriesList:
         row = self.series_rows.get(SERIES + check_text("name", name, longest=MAX_NAME))
         if fields.get("start") is None and row is not None and not row.is_removed:
             fields = {**fields, "start": Series.of(row).start}
-        series, now = self._read(name, fields), self.clock.now()
+        series, now = self._valid_series(name, fields), self.clock.now()
         if row is None:
             self._check(series)
             row = SeriesRow(SERIES + series.name, token_hex(6), series.definition, now, now)
@@ -242,7 +242,7 @@ class SeriesList:
         ):  # fmt: skip
             if fields.get(field) is not None:
                 del known[instead]
-        series = self._read(before.name, known | dict(fields))
+        series = self._valid_series(before.name, known | dict(fields))
         self._check(series)
         definition = series.definition
         if series.zone == before.zone == LOCAL and (
@@ -367,12 +367,12 @@ class SeriesList:
 
     def book_ahead(self) -> int:
         """Book what is due to be booked, of 1,000 series; return how many messages that made."""
-        now = held_at = self.clock.now()
+        now = leased_at = self.clock.now()
         booked = 0
         rows = self.series_rows.take_due(now, lease=_LEASE, limit=_AT_ONCE)
         fault("series.after_take")
-        opened, skipped = dict[str, Series](), defaultdict[str, list[Skipped]](list)
-        drafts = self._due(rows, now, opened)
+        bookable, skipped = dict[str, Series](), defaultdict[str, list[Skipped]](list)
+        drafts = self._due_drafts(rows, now, bookable)
         while batch := [*islice(drafts, _AT_ONCE)]:
             known = self.messages.with_keys([draft.idempotency_key or "" for draft in batch])
             batch = [draft for draft in batch if draft.idempotency_key not in known]
@@ -382,30 +382,30 @@ class SeriesList:
                 if error is None:
                     booked += 1
                 elif isinstance(error, StoreUnavailable) and error.refused:
-                    opened.pop(draft.series, None)  # it was changed: the next pass books it
+                    bookable.pop(draft.series, None)  # it was changed: the next pass books it
                 elif isinstance(error, Unavailable):
                     raise error
                 elif not isinstance(error, IdempotencyConflict):  # else another pass has booked it
                     skipped[draft.series].append(Skipped(draft.nominal, reason_of(error)))
             fault("series.after_batch")
-            if (at := self.clock.now()) - held_at > _LEASE / 2:
-                held_at = at
+            if (at := self.clock.now()) - leased_at > _LEASE / 2:
+                leased_at = at
                 self.series_rows.advance([row._replace(due_at=at + _LEASE) for row in rows])
         self.series_rows.advance([
-            self._advanced(row, opened[row.name], now, skipped[row.name])
-            for row in rows if row.name in opened
+            self._advanced(row, bookable[row.name], now, skipped[row.name])
+            for row in rows if row.name in bookable
         ])  # fmt: skip
         return booked
 
-    def _due(
-        self, rows: Iterable[SeriesRow], now: datetime, opened: dict[str, Series]
+    def _due_drafts(
+        self, rows: Iterable[SeriesRow], now: datetime, bookable: dict[str, Series]
     ) -> Iterator[Occurring]:
-        """Yield what is to be booked, and note the series that nothing keeps from it."""
+        """Yield what is to be booked; ``bookable`` gets the series that nothing keeps from it."""
         for row in rows:
             try:
                 self._cancel_replaced(row)
                 if not row.is_removed:
-                    opened[row.name] = series = Series.of(row)
+                    bookable[row.name] = series = Series.of(row)
                     yield from self._drafts(row, series, now)
             except Unavailable:
                 raise
@@ -413,7 +413,7 @@ class SeriesList:
                 # What it says may be an address.
                 reason = str(error) if isinstance(error, InvalidSettings) else kind_of(error)
                 log.error("%s was not booked, next try in 30 s: %s", row.name, reason)  # noqa: TRY400
-                opened.pop(row.name, None)
+                bookable.pop(row.name, None)
 
     def _advanced(
         self, row: SeriesRow, series: Series, now: datetime, skipped: Sequence[Skipped]
@@ -423,7 +423,7 @@ class SeriesList:
                 "%s has no message for %d occurrences, first at %s: %s; see what it skipped",
                 row.name, len(skipped), *skipped[0],
             )  # fmt: skip
-        until, recurrence = self._until(series, now), series.recurrence
+        until, recurrence = self._book_until(series, now), series.recurrence
         if isinstance(series.recipients, str):
             due_at: datetime | None = now + min(_NAMED_EVERY, (until - now) / 2)
         else:
@@ -439,7 +439,7 @@ class SeriesList:
             booked_until=max(until, row.booked_until), due_at=due_at, definition=definition
         )
 
-    def _until(self, series: Series, now: datetime) -> datetime:
+    def _book_until(self, series: Series, now: datetime) -> datetime:
         """Return until when a series is booked.
 
         A named list no further than ``retention``: an occurrence that was cancelled longer ago is
@@ -453,7 +453,7 @@ class SeriesList:
 
         A named list is read again each time: who is new in it gets all that is to come.
         """
-        since, until = row.booked_until, self._until(series, now)
+        since, until = row.booked_until, self._book_until(series, now)
         if isinstance(series.recipients, str):
             since = min(since, now)
             if "booked_from" in row.definition:  # those before have keys of an earlier token
@@ -472,12 +472,12 @@ class SeriesList:
             times = [Occurrence(at_ms + later, nominal) for at_ms, nominal in spans[zone]]
             late = [one for one in times if one.at_ms < to_ms(now)]
             for one in times[len(_left_out(late, series.missed)) :]:
-                key = f"{_keys(row.token)}{_digest(who.recipient)}:{one.nominal}"
+                key = f"{_keys_of(row.token)}{_digest(who.recipient)}:{one.nominal}"
                 if _occurrence(key) in begun:
                     continue
                 yield Occurring(
                     **series.fields_for(who, zone),
-                    **_time(series, zone, one, now),
+                    **_time_fields(series, zone, one, now),
                     idempotency_key=key,
                     nominal=one.nominal,
                     series=row.name,
@@ -517,7 +517,7 @@ class SeriesList:
 
     # What callers ask for.
 
-    def _read(self, name: str, fields: Mapping[str, Any]) -> Series:
+    def _valid_series(self, name: str, fields: Mapping[str, Any]) -> Series:
         """Return a series as it would be stored. Raises InvalidValue."""
         named = {field: value for field, value in fields.items() if value is not None}
         rule, until, count = (named.pop(field, None) for field in ("rule", "until", "count"))
@@ -619,7 +619,7 @@ class SeriesList:
                     raise InvalidValue("rule", problem, "a rule that fits every quota")
 
 
-def _time(series: Series, zone: str, one: Occurrence, now: datetime) -> dict[str, Any]:
+def _time_fields(series: Series, zone: str, one: Occurrence, now: datetime) -> dict[str, Any]:
     """Return the fields that are the time of a draft; one that was missed is due now."""
     at, time = from_ms(one.at_ms), dict[str, Any]()
     if at < now:
@@ -640,7 +640,7 @@ def _left_out(times: Sequence[T], missed: Missed) -> Sequence[T]:
     return {"all": times[:0], "last": times[:-1], "none": times}[missed]
 
 
-def _keys(token: str) -> str:
+def _keys_of(token: str) -> str:
     """Return what begins the keys of occurrences that a pass has booked under a token."""
     return f"{SERIES}{token}."
 
@@ -656,7 +656,7 @@ def _is_replaced(message: Message, row: SeriesRow) -> bool:
     By the nominal time in its key: of a repeated wall time the first.
     """
     key = str(message.idempotency_key)
-    if key.startswith(_keys(row.token)):
+    if key.startswith(_keys_of(row.token)):
         return False
     nominal, zone = datetime.fromisoformat(key.split(":", 2)[2]), known_zone(message.zone)
     if nominal.tzinfo is None:
