@@ -24,6 +24,7 @@ from pydantic import BaseModel, Field, ValidationError
 from dispatcher.channel import Length
 from dispatcher.errors import (
     DispatcherError,
+    DuplicateUnderWay,
     IdempotencyConflict,
     InvalidSettings,
     InvalidValue,
@@ -381,8 +382,10 @@ class SeriesList:
                 error = None if isinstance(result, Message) else result.error
                 if error is None:
                     booked += 1
-                elif isinstance(error, StoreUnavailable) and error.refused:
-                    bookable.pop(draft.series, None)  # it was changed: the next pass books it
+                elif isinstance(error, DuplicateUnderWay) or (
+                    isinstance(error, StoreUnavailable) and error.refused
+                ):  # another pass has died there, or it was changed: the next pass books it
+                    bookable.pop(draft.series, None)
                 elif isinstance(error, Unavailable):
                     raise error
                 elif not isinstance(error, IdempotencyConflict):  # else another pass has booked it

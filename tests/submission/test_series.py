@@ -13,6 +13,7 @@ import pytest
 
 from dispatcher import (
     DispatcherError,
+    DuplicateUnderWay,
     InvalidDraft,
     InvalidValue,
     Message,
@@ -481,19 +482,21 @@ def test_a_pass_takes_a_number_of_series(build: Build, monkeypatch: pytest.Monke
 
 
 @on_sqlite
-def test_what_was_given_up_is_booked_by_the_next_pass(
-    build: Build, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [GivenUp(), DuplicateUnderWay()])
+def test_what_cannot_be_stored_now_is_booked_by_the_next_pass(
+    build: Build, monkeypatch: pytest.MonkeyPatch, error: DispatcherError
 ) -> None:
     house = build(quotas=ROOMY)
-    add(house)
+    for name in ("daily", "other"):
+        add(house, name)
     submit_many = house.parts.submitter.submit_many
 
-    def give_up_one(drafts: list[Any], **more: Any) -> list[Any]:
+    def refuse_one(drafts: list[Any], **more: Any) -> list[Any]:
         monkeypatch.undo()
-        return [Rejection(0, drafts[0], GivenUp()), *submit_many(drafts[1:], **more)]
+        return [Rejection(0, drafts[0], error), *submit_many(drafts[1:], **more)]
 
-    monkeypatch.setattr(house.parts.submitter, "submit_many", give_up_one)
-    assert [book(house), book(house, later=5 * MINUTE)] == [34, 1]
+    monkeypatch.setattr(house.parts.submitter, "submit_many", refuse_one)
+    assert [book(house), book(house, later=5 * MINUTE)] == [69, 1]
 
 
 @on_sqlite
