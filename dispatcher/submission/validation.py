@@ -349,24 +349,21 @@ def _times(
     read = partial(send_time.parse, zone=draft.zone, fold=draft.fold)
     name, send_at = _send_at(draft, read, now)
     send_time.check_not_too_far(send_at, now=now, farthest=horizon, field=name)
-    latest = expires_at = expire_after = None
+    latest = expires_at = None
     if draft.expires_at is not None:
         expires_at = read(draft.expires_at, field="expires_at")
-    is_rejecting = isinstance(draft.on_conflict, str) and draft.on_conflict == "reject"
-    if not is_rejecting or draft.latest is not None:
+    check_choice("on_conflict", draft.on_conflict, get_args(OnConflict))
+    if draft.on_conflict == "shift":
         latest = now + horizon
-        check_choice("on_conflict", draft.on_conflict, get_args(OnConflict))
-        if is_rejecting:
-            raise InvalidDraft("latest", "given without on_conflict='shift'", "no latest")
         if draft.latest is not None:
             latest = min(read(draft.latest, field="latest"), latest)
             if type(draft) is Occurring:
                 latest = max(latest, send_at)
         if expires_at is not None:
             latest = min(latest, max(expires_at, now) - MILLISECOND)
-    if draft.expire_after is not None or channel.expire_after is not None:
-        expire_after = _expire_after(draft, channel, now + horizon)
-    return send_at, latest, expires_at, expire_after
+    elif draft.latest is not None:
+        raise InvalidDraft("latest", "given without on_conflict='shift'", "no latest")
+    return send_at, latest, expires_at, _expire_after(draft, channel, now + horizon)
 
 
 def _expire_after(draft: Draft, channel: ChannelSettings, farthest: datetime) -> timedelta | None:
