@@ -44,7 +44,7 @@ from dispatcher.store.schema import Movable
 from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.moves import Move, Moves
 from dispatcher.submission.reserver import Reserver
-from dispatcher.submission.validation import DraftValidator, judge_times, scopes_of, validate
+from dispatcher.submission.validation import DraftValidator, judge_times, scopes_of, validate_fields
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.clock import Clock
 from dispatcher.times.send_time import after, check_zone, instant_of, local_wish, parse
@@ -266,7 +266,7 @@ class Changes:
             )
         now = self.clock.now()
         draft = _draft(message, new_time)
-        valid = validate(draft, settings=self.settings, now=now)
+        valid = validate_fields(draft, settings=self.settings, now=now)
         if draft.expire_after is None:  # the setting of its channel may have changed
             valid = valid._replace(expire_after=None)
         judge_times(valid, now=now)

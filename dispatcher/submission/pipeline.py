@@ -297,7 +297,7 @@ class Submitter:
     def _validate(self, entries: Iterable[Entry], now: datetime) -> None:
         for entry in entries:
             try:
-                entry.valid = self.validator.validated(entry.draft, now=now)
+                entry.valid = self.validator.validate(entry.draft, now=now)
                 if entry.valid.event_token is not None:  # an occurrence: that of its series
                     entry.tries = 1
             except InvalidDraft as error:

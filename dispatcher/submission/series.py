@@ -573,7 +573,7 @@ class SeriesList:
             if series.recurrence.first_from(zone, to_ms(now)) is None:
                 raise InvalidValue("rule", "has no occurrence from now on", "a rule that has one")
         terms = [
-            self.validator.validated(
+            self.validator.validate(
                 Draft(send_in=timedelta(0), **series.fields_for(who, zone)), now=now
             ).terms
             for who, zone in zip(series.recipients, zones, strict=True)

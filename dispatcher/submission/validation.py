@@ -135,10 +135,10 @@ class ValidDraft(NamedTuple):
         return f"ValidDraft(channel={self.channel!r}, send_at={self.send_at!r})"
 
 
-def validate(
+def validate_fields(
     draft: Draft, *, settings: Settings, now: datetime, given_body: Body | None = None
 ) -> ValidDraft:
-    """Validate every field of ``draft`` but the order of its times: see :func:`judge_times`.
+    """Validate ``draft``, but for the order of its times: see :func:`judge_times`.
 
     ``given_body`` is the body that the caller gave, where a type has made another one of it:
     repeated submits are compared by it, because a default of the type may differ each time.
@@ -484,7 +484,7 @@ class DraftValidator:
     templates: Templates
     check: Check
 
-    def validated(self, draft: Draft, *, now: datetime) -> ValidDraft:
+    def validate(self, draft: Draft, *, now: datetime) -> ValidDraft:
         """Return a draft as it is stored. Its times are judged by :func:`judge_times`.
 
         Raises InvalidDraft, and InvalidValue for a type or a template that cannot be used at all.
@@ -498,7 +498,7 @@ class DraftValidator:
             or (draft.body is None or draft.template is not None or draft.data is not None)
         ):
             draft, given_body = self._prepared(draft)
-        valid = validate(draft, settings=self.settings, now=now, given_body=given_body)
+        valid = validate_fields(draft, settings=self.settings, now=now, given_body=given_body)
         self.check(valid.channel, valid.recipient, valid.body)
         if valid.status_url is not None:
             try:

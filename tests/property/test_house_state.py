@@ -31,7 +31,7 @@ from dispatcher.reservation.encoding import member_of
 from dispatcher.scope import scope_named
 from dispatcher.store.messages import NewSlot
 from dispatcher.submission.pipeline import Result
-from dispatcher.submission.validation import validate
+from dispatcher.submission.validation import validate_fields
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.clock import MovableClock
 from tests.support.examples import examples, play
@@ -262,7 +262,7 @@ class HouseMachine(RuleBasedStateMachine):
             return
         if self.model.duplicates(ask) in self.model.orphans:
             return
-        valid = validate(
+        valid = validate_fields(
             ask.draft(self.model.start), settings=self.house.settings, now=self.house.clock.now()
         )
         submit = None

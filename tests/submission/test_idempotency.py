@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from dispatcher import Draft, IdempotencyConflict, InvalidSendTime, Message, QuotaExceeded, Settings
-from dispatcher.submission.validation import validate
+from dispatcher.submission.validation import validate_fields
 from dispatcher.times.send_time import to_ms
 from tests.support.callers import callers_engine
 from tests.support.doubles import Between, once
@@ -55,7 +55,7 @@ NOT_COMPARED = {"idempotency_key", "fold", "on_conflict", "latest", "event_at"}
 
 def test_two_drafts_of_one_key_must_agree_in_each_field() -> None:
     assert COMPARED.keys() | NOT_COMPARED == Draft.__dataclass_fields__.keys(), (
-        "a new field: add it to `further` in validate(), and here another value than its default"
+        "a new field: add it to `further` in validate_fields(), and here a value unlike its default"
     )
     settings = Settings.load(
         channels={
@@ -70,7 +70,7 @@ def test_two_drafts_of_one_key_must_agree_in_each_field() -> None:
         has_time = asked.keys().isdisjoint({"send_in", "event"})
         usual = {"send_at": SOON if has_time else None, "scope": "s"}
         asked = usual | {"idempotency_key": "key"} | asked
-        return validate(draft(**asked), settings=settings, now=FAR).fingerprint
+        return validate_fields(draft(**asked), settings=settings, now=FAR).fingerprint
 
     for name, other in COMPARED.items():
         usual = {"template": "greeting"} if name == "template" else {}

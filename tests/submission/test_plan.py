@@ -25,7 +25,7 @@ from dispatcher.message import new_id
 from dispatcher.redis.scripts import replies_to
 from dispatcher.reservation.booking import Submit
 from dispatcher.reservation.plan import Copies
-from dispatcher.submission.validation import validate
+from dispatcher.submission.validation import validate_fields
 from dispatcher.times.send_time import to_ms
 from tests.submission.conftest import BATCH
 from tests.support.examples import a_third_of
@@ -201,7 +201,7 @@ def test_a_key_of_an_earlier_batch_is_known_and_other_content_is_a_conflict(hous
 
 def test_a_submit_under_way_with_the_same_key_shares_its_place(house: House) -> None:
     one = draft(idempotency_key="k")
-    valid = validate(one, settings=house.settings, now=house.clock.now())
+    valid = validate_fields(one, settings=house.settings, now=house.clock.now())
     reserve(house.parts.windows,
         new_id(), terms=valid.terms, send_at=valid.send_at,
         submit=Submit("k", valid.fingerprint or ""),

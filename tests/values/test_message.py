@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dispatcher import Draft, Settings
 from dispatcher.errors import InvalidDraft
 from dispatcher.message import check_body, dump_json, fingerprint, new_id
-from dispatcher.submission.validation import validate
+from dispatcher.submission.validation import validate_fields
 from tests.support.house import FAR
 
 LIMITS: dict[str, Any] = {"max_bytes": 200, "max_depth": 4}
@@ -119,7 +119,7 @@ def test_a_length_has_one_digest_whenever_it_is_judged(moment: datetime) -> None
         channel="memory", recipient="ada", body={}, idempotency_key="key",
         send_in=timedelta(hours=1), expire_after=timedelta(hours=1), on_unknown="hold",
     )  # fmt: skip
-    assert validate(draft, settings=settings, now=moment).fingerprint == WITH_LENGTH
+    assert validate_fields(draft, settings=settings, now=moment).fingerprint == WITH_LENGTH
 
 
 @pytest.mark.parametrize(("asked", "digest"), STORED)
@@ -132,4 +132,4 @@ def test_a_draft_without_zone_and_hours_has_the_digest_it_always_had(
     draft = Draft(
         channel="memory", recipient="ada", body={"text": "hello"}, idempotency_key="key", **asked
     )
-    assert validate(draft, settings=settings, now=FAR).fingerprint == digest
+    assert validate_fields(draft, settings=settings, now=FAR).fingerprint == digest

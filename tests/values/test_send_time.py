@@ -14,7 +14,7 @@ from dateutil import tz
 from dispatcher import Settings
 from dispatcher.errors import InvalidSendTime
 from dispatcher.message import Draft
-from dispatcher.submission.validation import ValidDraft, validate
+from dispatcher.submission.validation import ValidDraft, validate_fields
 from dispatcher.times import send_time
 from tests.support.clock import NOON
 
@@ -243,7 +243,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 def scheduled(settings: Settings, **asked: Any) -> ValidDraft:
     draft = Draft(**{"channel": "file", "recipient": "ada", "body": {}} | asked)
-    return validate(draft, settings=settings, now=NOON)
+    return validate_fields(draft, settings=settings, now=NOON)
 
 
 @pytest.mark.parametrize(
