@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 from dispatcher.channel import split
 from dispatcher.errors import InvalidDraft, InvalidValue, quoted
@@ -65,7 +65,7 @@ class QuotaList:
         from SQL before these are in force, and again afterwards: a sweep or a rebuild that did not
         know of them may have deleted some meanwhile.
         """
-        scopes = self._scopes(kind, name, self.settings.kinds_with_quotas)
+        scopes = self._scopes(kind, name, "quotas")
         own = () if quotas is None else self._read("quotas", parse_quota, quotas)
         for scope in scopes:
             self._complete(scope, own)
@@ -75,20 +75,23 @@ class QuotaList:
 
     def put_limits(self, kind: str, name: str, limits: str | Iterable[str] | None) -> ScopeQuotas:
         """Set the limits of the sends of a scope; None ends them."""
-        [scope] = self._scopes(kind, name, [*self.settings.scopes], "limits")
+        [scope] = self._scopes(kind, name, "limits")
         own = () if limits is None else self._read("limits", parse_limit, limits)
         self.scope_settings.put(kind, scope.name, "limits", [*map(str, own)] or None)
         return self.of(kind, name)
 
     def of(self, kind: str, name: str) -> ScopeQuotas:
-        known = self.settings.kinds_with_quotas
-        scopes, rules = self._scopes(kind, name, known), self.rules.fresh()
-        of_first, name = scopes[0].kind, scopes[0].name
-        quotas, own = rules.quotas(of_first, name), (of_first, name) in rules.own
-        over = sum(self._over(scope, quotas) for scope in scopes)
-        limits = map(str, rules.limits.get((kind, name), ()))
-        return ScopeQuotas(kind=kind, name=name, quotas=tuple(map(str, quotas)), own=own, over=over,
-                           limits=tuple(limits))  # fmt: skip
+        scopes, rules = self._scopes(kind, name, "quotas"), self.rules.fresh()
+        first = scopes[0]
+        quotas = rules.quotas(first.kind, first.name)
+        return ScopeQuotas(
+            kind=kind,
+            name=first.name,
+            quotas=tuple(map(str, quotas)),
+            own=(first.kind, first.name) in rules.own,
+            over=sum(self._over(scope, quotas) for scope in scopes),
+            limits=tuple(map(str, rules.limits.get((kind, first.name), ()))),
+        )
 
     def all(self, kind: str | None) -> tuple[ScopeQuotas, ...]:
         rows = sorted(self.scope_settings.changed(), key=itemgetter(0, 1))
@@ -105,23 +108,22 @@ class QuotaList:
             if (row.quotas or row.limits) and kind in (None, row.kind)
         )
 
-    def _scopes(
-        self, kind: str, name: str, known: Sequence[str], what: str = "quotas"
-    ) -> list[Scope]:
+    def _scopes(self, kind: str, name: str, what: Literal["quotas", "limits"]) -> list[Scope]:
         """Return the scope; those of a recipient in each spelling of the channels."""
+        settings = self.settings
+        kinds = settings.kinds_with_quotas if what == "quotas" else [*settings.scopes]
         kind, name = check_text("kind", kind), check_text("name", name, longest=MAX_RECIPIENT)
-        if kind not in known:
+        if kind not in kinds:
             problem = f"no scope of a kind {quoted(kind)} can have {what} of its own"
-            raise InvalidValue(
-                "kind", problem, ", ".join(known) or "one of [scopes] in the settings"
-            )
+            accepted = ", ".join(kinds) or "one of [scopes] in the settings"
+            raise InvalidValue("kind", problem, accepted)
         kind, channel = OWN_SCOPE if kind == OWN_KIND else kind, kind.partition(".")[2]
         names: Iterable[str] = (name,)
         if kind == of_channel(channel) and name != channel:
             raise InvalidValue("name", f"{quoted(name)} is not that of {kind}", quoted(channel))
         if kind == OWN_SCOPE or is_recipient_kind(kind):
             with suppress(InvalidDraft):  # no address, but a scope that messages name
-                names = self.settings.spellings.all(name, channel or None)
+                names = settings.spellings.all(name, channel or None)
             names = dict.fromkeys(map(scope_name, names))
         return [scope_named(kind, name) for name in names]
 
@@ -129,16 +131,16 @@ class QuotaList:
         self, field: str, parse: Callable[[str], Rule], texts: str | Iterable[str]
     ) -> Sequence[Rule]:
         try:
-            read = [*map(parse, cast("Iterable[str]", split(texts)))]
-            self.settings.check_rules(field, read)
+            rules = [*map(parse, cast("Iterable[str]", split(texts)))]
+            self.settings.check_rules(field, rules)
         except InvalidValue as refused:
             raise InvalidValue(field, refused.problem, refused.accepted) from None
         except Exception:  # noqa: BLE001 - a value of the caller's may raise anything
             problem, accepted = f"cannot read {quoted(texts)}", "texts, such as ['5/hour']"
             raise InvalidValue(field, problem, accepted) from None
-        if not read:
+        if not rules:
             raise InvalidValue(field, "none", "at least one; unset, it has those of its kind")
-        return read
+        return rules
 
     def _complete(self, scope: Scope, own: Sequence[AnyQuota]) -> None:
         memory = self.upkeep.keep_longer([(scope, longest_ms(own))])
