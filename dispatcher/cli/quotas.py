@@ -63,8 +63,10 @@ def list_(kind: Annotated[str | None, typer.Argument(metavar="KIND")] = None) ->
     )
 
 
-def _tell(now: ScopeQuotas) -> None:
-    shown = f"{now.kind} {now.name} has {'; '.join(now.quotas)}"
-    shown += f", and limits of {'; '.join(now.limits)}" if now.limits else ""
-    over = f"\nbookings to come that are more than that: {now.over}; they stay" if now.over else ""
-    output.tell(now, shown + over)
+def _tell(scope: ScopeQuotas) -> None:
+    text = f"{scope.kind} {scope.name} has {'; '.join(scope.quotas)}"
+    if scope.limits:
+        text += f", and limits of {'; '.join(scope.limits)}"
+    if scope.over:
+        text += f"\nbookings to come that are more than that: {scope.over}; they stay"
+    output.tell(scope, text)
