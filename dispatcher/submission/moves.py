@@ -37,7 +37,7 @@ from dispatcher.times.clock import Clock
 from dispatcher.times.send_time import from_ms, to_ms
 
 _NEAR = 32
-"""How many messages that leave before a time, and after it, a move to that is judged with."""
+"""So many messages that leave before a time, and after it, count as gone for a move to it."""
 
 log = logging.getLogger(__name__)
 
@@ -177,11 +177,10 @@ class Moves:
                     if isinstance(move.answer, Slot) and not move.has_won()]  # fmt: skip
         is_slow = self.clock.monotonic() - began > self.settings.settle.total_seconds()
         # The old reservations, which are pending, stay until the new ones are surely there.
+        left: list[BookingRequest] = []
         if not is_slow or self._restore([move for move in won if move.answer is not None]):
             left = [move.request for move in changing
                     if move.row is not None and move.row.tail != move.before.tail]  # fmt: skip
-        else:
-            left = []
         self._release(unneeded, left)
         fault("reschedule.after_release")
         for move in won:
