@@ -115,7 +115,7 @@ for number, of in ipairs(call.logs) do
     kind = kind, gives_turns = kind.gives_turns, limits = {}, behind = 0, classes = {}, ends = {},
     log = KEYS[key], line = KEYS[key + 1], order = KEYS[key + 2], clock = KEYS[key + 3]}
   state.empty = redis.call('EXISTS', state.log) == 0
-  for place, rule in ipairs(kind.limits) do
+  for index, rule in ipairs(kind.limits) do
     -- A permit that was settled in this very ms has a time that is rounded up.
     local since, period = '(' .. now + 1, nil
     if rule.length then
@@ -128,7 +128,7 @@ for number, of in ipairs(call.logs) do
       since = rule.bounds[period]
     end
     local taken = state.empty and 0 or redis.call('ZCOUNT', state.log, since, '+inf')
-    state.limits[place] = {
+    state.limits[index] = {
       count = rule.count, length = rule.length, bounds = rule.bounds, period = period, taken = taken}
   end
   -- Whether somebody waited when this call began, and whether somebody does by now.
@@ -176,16 +176,16 @@ end
 
 -- When a log has room after `ahead` others, from `start` on, and which limit says so.
 local function turn_after(state, ahead, start)
-  local turn, number = start, nil
-  for place, limit in ipairs(state.limits) do
+  local turn, short = start, nil
+  for index, limit in ipairs(state.limits) do
     if state.gives_turns or limit.taken >= limit.count then
       local free = free_after(state, limit, ahead, start)
       if free > turn then
-        turn, number = free, place
+        turn, short = free, index
       end
     end
   end
-  return turn, number
+  return turn, short
 end
 
 local function class_of(state, priority)
@@ -326,7 +326,8 @@ for number, request in ipairs(call.requests) do
   local id = ARGV[2 + number]
   local member = string.sub(id, 1, 16)
   local closed, priority, cost = closed_until(request.closing), request.priority, request.cost
-  local asks, at, binding, limit = {}, closed, nil, nil
+  -- When it may go; the ask that makes it wait longest, and the limit of that which is short.
+  local asks, turn, binding, short = {}, closed, nil, nil
   for _, log in ipairs(request.logs) do
     local state = states[log]
     local asked = {state = state, log = log}
@@ -342,7 +343,7 @@ for number, request in ipairs(call.requests) do
   end
   local state = asks[1] and asks[1].state
   if state and not state.empty and redis.call('ZSCORE', state.log, id) then
-    at = now
+    turn = now
   else
     for _, asked in ipairs(asks) do
       if asked.is_refused then
@@ -350,25 +351,25 @@ for number, request in ipairs(call.requests) do
         if asked.state.gives_turns then
           ahead = stand(asked.state, member, asked.place)
         end
-        local turn, short = turn_after(asked.state, ahead, closed)
-        if not binding or turn > at or (turn == at and asked.state.gives_turns) then
-          at, binding, limit = turn, asked, short
+        local own_turn, own_short = turn_after(asked.state, ahead, closed)
+        if not binding or own_turn > turn or (own_turn == turn and asked.state.gives_turns) then
+          turn, binding, short = own_turn, asked, own_short
         end
       end
     end
-    if at == now then
+    if turn == now then
       take(asks, id, priority, cost)
     elseif binding then
       -- One that soon comes again for the channel keeps its place in the lines of its scopes.
-      local keeps = closed == now and at <= now + LATE
+      local keeps = closed == now and turn <= now + LATE
       for _, asked in ipairs(asks) do
         local state = asked.state
         if asked == binding then
-          join_line(asked, member, at, cost)
+          join_line(asked, member, turn, cost)
           keeps = false
         elseif state.gives_turns and state.waits then
           if keeps and score_of(state.order, member) then
-            join_line(asked, member, at, cost)
+            join_line(asked, member, turn, cost)
           else
             leave_line(state, member)
           end
@@ -376,10 +377,10 @@ for number, request in ipairs(call.requests) do
       end
     end
   end
-  local is_told = at > now and closed == now and limit
-  reply[#reply + 1] = at - now
+  local is_told = turn > now and closed == now and short
+  reply[#reply + 1] = turn - now
   reply[#reply + 1] = is_told and binding.log or 0
-  reply[#reply + 1] = is_told or 0
+  reply[#reply + 1] = is_told and short or 0
 end
 
 -- Other processes may have longer limits on the same log: it reaches as far back as the epoch says.
