@@ -255,11 +255,11 @@ def _walls(parts: _Parts, start: datetime, span: tuple[int, int]) -> Iterator[da
         if freq == "WEEKLY":
             day -= timedelta(days=(day.weekday() - _WEEKDAYS.index(parts.get("WKST", "MO"))) % 7)
         day = begin - (begin - day) % (every * _LENGTHS_MS[freq] * MILLISECOND)
-    later = (_SEARCHED_YEAR - day.year) // 400 * 400
+    ahead = (_SEARCHED_YEAR - day.year) // 400 * 400
     text = ";".join(f"{name}={parts[name]}" for name in parts.keys() - {"COUNT", "UNTIL"})
-    told = rrulestr(text, dtstart=day.replace(year=day.year + later)) if begin <= end else ()
-    walls = takewhile(lambda wall: wall <= end, (at.replace(year=at.year - later) for at in told))
-    return (wall for wall in walls if wall >= begin)
+    distant = rrulestr(text, dtstart=day.replace(year=day.year + ahead)) if begin <= end else ()
+    walls = (wall.replace(year=wall.year - ahead) for wall in distant)
+    return (wall for wall in takewhile(lambda wall: wall <= end, walls) if wall >= begin)
 
 
 def _ticks(
