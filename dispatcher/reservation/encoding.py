@@ -158,7 +158,7 @@ class Rules:
             if terms.quiet is not None:
                 days = min(_FIRST_DAYS << 2 * step, _MOST_DAYS)
                 start, cover = at_ms - at_ms % DAY_MS, (at_ms // DAY_MS + days) * DAY_MS
-                quiet = _spans(terms.quiet, terms.zone, start, cover)
+                quiet = _quiet_spans(terms.quiet, terms.zone, start, cover)
                 # No time in quiet hours is judged.
                 first_ms = next((until for since, until in quiet if since <= at_ms < until), at_ms)
             for scope in leg.scopes:
@@ -214,10 +214,6 @@ def longest_ms(quotas: Iterable[AnyQuota]) -> int:
     return max((quota.longest_ms for quota in quotas), default=0)
 
 
-@lru_cache(maxsize=1 << 12)
-def _spans(quiet: Hours, zone: str, start_ms: int, end_ms: int) -> list[tuple[int, int]]:
-    return quiet.inside(zone, start_ms, end_ms)
-
-
+_quiet_spans = lru_cache(maxsize=1 << 12)(Hours.inside)
 _encoded = lru_cache(maxsize=256)(packed)
 """Most messages have the same terms as those before."""
