@@ -248,15 +248,9 @@ local function called_before(state, member, place, base, share)
   return number
 end
 
-local closings = {}
 local function closed_until(index)
-  if index == 0 then
-    return now
-  end
-  if not closings[index] then
-    closings[index] = tonumber(redis.call('GET', KEYS[index]) or now)
-  end
-  return math.max(now, closings[index])
+  local ends = index > 0 and redis.call('GET', KEYS[index])
+  return math.max(now, tonumber(ends or now))
 end
 
 local function leave_line(state, member)
@@ -384,14 +378,9 @@ for number, request in ipairs(call.requests) do
 end
 
 -- Other processes may have longer limits on the same log: it reaches as far back as the epoch says.
-local reaches = {}
 local function reach_of(kind)
-  local reach = reaches[kind]
-  if not reach then
-    reach = tonumber(redis.call('HGET', KEYS[1], 'reach:' .. kind.reach)) or 0
-    reaches[kind] = math.max(reach, kind.longest)
-  end
-  return reaches[kind]
+  local reach = redis.call('HGET', KEYS[1], 'reach:' .. kind.reach)
+  return math.max(tonumber(reach or 0), kind.longest)
 end
 
 -- Note how far the classes and the shares of a line have come; nothing where nobody waits.
@@ -421,12 +410,13 @@ for _, state in ipairs(states) do
     redis.call('UNLINK', state.order, state.clock)
   end
   if state.touched then
+    local reach = reach_of(state.kind)
     if not state.was_empty then
-      redis.call('ZREMRANGEBYSCORE', state.log, '-inf', now - reach_of(state.kind))
+      redis.call('ZREMRANGEBYSCORE', state.log, '-inf', now - reach)
     end
     -- A request of another claim may have had more time: its permit counts longer than this one.
     local last = score_at(state.log, 0)
-    redis.call('PEXPIREAT', state.log, last + reach_of(state.kind))
+    redis.call('PEXPIREAT', state.log, last + reach)
   end
 end
 return reply
