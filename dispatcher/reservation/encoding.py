@@ -192,21 +192,20 @@ class Rules:
         messages: list[bytes | str] = []
         numbers: dict[_ScriptTerms, int] = {}
         for leg, booking in requests:
-            message_id, _, asked_ms, latest_ms, submit, tail, left_tail, leaving = booking
-            has_extra = submit is not None or judged != b"" or left_tail is not None
+            submit, asked_ms, leaving = booking.submit, booking.asked_ms, booking.leaving
+            has_extra = submit is not None or judged != b"" or booking.left_tail is not None
             terms = _ScriptTerms(has_extra, *self.table(leg, asked_ms, step=step))
             number = numbers.setdefault(terms, len(numbers) + 1)
-            at = b"%d" % asked_ms
-            latest = at if latest_ms == asked_ms else b"%d" % latest_ms
-            messages += (message_id.bytes + tail.encode(), at, latest, b"%d" % number)
+            times = b"%d" % asked_ms, b"%d" % booking.latest_ms
+            messages += (booking.member, *times, b"%d" % number)
             if submit is not None:
                 names.append(keys.duplicates(submit.name))
                 messages += (judged, b"", submit.fingerprint, submit.token)
             elif has_extra:
                 messages += (judged, booking.left, b"", packed(leaving) if leaving else b"")
             names += [keys.window(scope.name, scope.kind) for scope in leg.scopes]
-        words = [b"%d" % pending_grace_ms, b"%d" % (under_way_ms + pending_grace_ms)]
-        return names, [*words, _encoded(tuple(numbers)), *messages]
+        graces = [b"%d" % pending_grace_ms, b"%d" % (under_way_ms + pending_grace_ms)]
+        return names, [*graces, _encoded(tuple(numbers)), *messages]
 
 
 def longest_ms(quotas: Iterable[AnyQuota]) -> int:
