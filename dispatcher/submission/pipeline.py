@@ -119,8 +119,8 @@ class Batch:
     stored: list[Entry] = field(default_factory=list)
     refused: list[tuple[BookingRequest, SlotRefused]] = field(default_factory=list)
 
-    def refuses_rest(self) -> bool:
-        """Refuse the rest of a batch, but messages known before, where one is refused."""
+    def refuse_rest(self) -> bool:
+        """Refuse the rest, but messages known before, where one is refused; return whether."""
         refused = [e.number for e in self.entries if isinstance(e.result, DispatcherError)]
         for entry in self.entries:
             if entry.result is None and refused:
@@ -344,7 +344,7 @@ class Submitter:
         booked_at = self.clock.monotonic()
         fault("submit.before_reserve")
         entries = [entry for entry in batch.open if entry.result is None]
-        if (batch.atomic and batch.refuses_rest()) or not entries:
+        if (batch.atomic and batch.refuse_rest()) or not entries:
             return
         requests = [
             entry.valid.request(message_id, supersedes=entry.supersedes)
@@ -380,7 +380,7 @@ class Submitter:
             _refuse_suppressed([e for e in entries if isinstance(e.result, SlotRefused)], sink)
 
     def _store(self, batch: Batch, sink: Sink) -> None:
-        if (batch.atomic and batch.refuses_rest()) or not batch.booked:
+        if (batch.atomic and batch.refuse_rest()) or not batch.booked:
             return
         now = self.clock.now()
         created_at = now.replace(microsecond=now.microsecond // 1_000 * 1_000)
