@@ -40,7 +40,7 @@ from dispatcher.reservation.fence import Fence
 from dispatcher.reservation.rulebook import RuleBook
 from dispatcher.reservation.upkeep import Upkeep
 from dispatcher.reservation.windows import Windows
-from dispatcher.scope import OWN_SCOPE
+from dispatcher.scope import OWN_SCOPE, own_scope
 from dispatcher.settings import Settings
 from dispatcher.times import periods, quiet_hours, zones
 from dispatcher.times.clock import SystemClock
@@ -50,7 +50,7 @@ from dispatcher.times.send_time import from_ms, to_ms
 DAY_MS = 86_400_000
 START = to_ms(datetime(2040, 1, 1, tzinfo=UTC))
 COUNTS = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
-TERMS = Terms.own("provider")
+TERMS = Terms((own_scope("provider"),))
 CALLS = 300
 TURNS = 7
 RARE_ZONE = "Europe/Berlin"

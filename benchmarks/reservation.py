@@ -22,6 +22,7 @@ from dispatcher.embedded import embedded
 from dispatcher.message import new_id
 from dispatcher.redis.scripts import source
 from dispatcher.reservation.booking import BookingRequest, Slot, Terms
+from dispatcher.scope import own_scope
 from dispatcher.settings import Settings
 from dispatcher.times.send_time import to_ms
 
@@ -43,7 +44,7 @@ def compare(settings: Settings, log: str) -> None:
     start = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
     bare = parts.redis.register_script("return 1")
     script = parts.redis.register_script(source("reservation/reserve"))
-    first, terms = new_id(), Terms.own("recorded")
+    first, terms = new_id(), Terms((own_scope("recorded"),))
     start_ms = to_ms(start)
 
     def reserve(message_id: UUID, scope: Terms, at_ms: int) -> None:
@@ -63,12 +64,12 @@ def compare(settings: Settings, log: str) -> None:
         which(keys=[*names, f"{window}-{next(turns)}"], args=args)
 
     def ours() -> None:
-        reserve(new_id(), Terms.own(f"new-{next(turns)}"), start_ms)
+        reserve(new_id(), Terms((own_scope(f"new-{next(turns)}"),)), start_ms)
 
     def ours_filled() -> None:
         turn = next(turns)
         at_ms = start_ms + 3 * HOUR_MS * (turn // 500)
-        reserve(new_id(), Terms.own(f"old-{turn % 500}"), at_ms)
+        reserve(new_id(), Terms((own_scope(f"old-{turn % 500}"),)), at_ms)
 
     storage = RedisStorage(settings.redis_url.replace("unix://", "redis+unix://"))
     three = [parse("1/minute"), parse("5/hour"), parse("10/day")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Self
+from typing import NamedTuple
 from uuid import UUID, uuid4
 
 from dispatcher.errors import DuplicateUnderWay, IdempotencyConflict, SlotRefused
@@ -11,7 +11,7 @@ from dispatcher.message import new_id
 from dispatcher.quota import AnyQuota
 from dispatcher.redis.keys import ShardKeys
 from dispatcher.reservation.encoding import Rules, member_of, new_tail
-from dispatcher.scope import Scope, own_scope
+from dispatcher.scope import Scope
 from dispatcher.times.quiet_hours import Hours
 
 EVERYONE = "*"
@@ -29,10 +29,6 @@ class Terms(NamedTuple):
     zone: str = "UTC"
     quiet: Hours | None = None
     priority: int = 0
-
-    @classmethod
-    def own(cls, scope: str) -> Self:
-        return cls((own_scope(scope),))
 
 
 def planned_id(message_id: UUID) -> UUID:

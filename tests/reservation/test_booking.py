@@ -10,9 +10,16 @@ import pytest
 
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
-from dispatcher.reservation.booking import BookingRequest, Submit, Terms
+from dispatcher.reservation.booking import BookingRequest, Submit
 from dispatcher.reservation.upkeep import KEEP_MS
-from tests.support.reserving import Booking, Reserving, calls_of, ms, release_for_everyone
+from tests.support.reserving import (
+    Booking,
+    Reserving,
+    calls_of,
+    ms,
+    own_terms,
+    release_for_everyone,
+)
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
 Opened = Callable[..., Reserving]
@@ -38,7 +45,7 @@ def test_messages_of_a_campaign_do_not_search_the_same_stretch_again(opened: Ope
     full = {n.to_bytes(16, "big"): ms(NOON) + n * 1_000 for n in range(1_000)}
     real.client.zadd(real.keys("ann").window("ann"), full)
     latest = ms(NOON + timedelta(hours=1))
-    campaign = [BookingRequest(new_id(), Terms.own("ann"), ms(NOON), latest) for _ in range(200)]
+    campaign = [BookingRequest(new_id(), own_terms("ann"), ms(NOON), latest) for _ in range(200)]
     slots: list[Any] = []
     assert calls_of(real.client, lambda: slots.extend(real.windows.book(campaign))) < 20
     assert [slot.at_ms for slot in slots] == [ms(NOON) + n * 1_000 for n in range(1_000, 1_200)]

@@ -12,9 +12,9 @@ import redis
 
 from dispatcher import ReservationsUnavailable
 from dispatcher.redis.client import connect_redis, ping
-from dispatcher.reservation.booking import Terms
 from tests.support.cluster import Cluster, Member, three_masters
 from tests.support.house import House, hour_ago, house_on
+from tests.support.reserving import own_terms
 from tests.support.servers import RedisServer
 
 SHARDS = 64
@@ -112,7 +112,7 @@ def test_a_silent_master_keeps_no_other_one_from_its_calls(house: House, cluster
     booked = [
         (leg, message.id.bytes, None)
         for name, message in zip(people, messages, strict=True)
-        for leg in house.parts.windows.legs(Terms.own(name))
+        for leg in house.parts.windows.legs(own_terms(name))
     ]
     with frozen(masters[0]):
         with pytest.raises(ReservationsUnavailable):

@@ -22,7 +22,15 @@ from dispatcher.scope import OWN_SCOPE, Scope, counted
 from dispatcher.times.send_time import from_ms
 from tests.support.examples import a_third_of
 from tests.support.proxy import Proxy
-from tests.support.reserving import SHARDS, Reserving, little_at_once, ms, named, reserving
+from tests.support.reserving import (
+    SHARDS,
+    Reserving,
+    little_at_once,
+    ms,
+    named,
+    own_terms,
+    reserving,
+)
 from tests.support.servers import RedisServer
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
@@ -33,7 +41,7 @@ FURTHER = {kind: [QUOTA] for kind in ("recipient.sms", "channel.sms", "tenant")}
 
 LAST = SHARDS - 1
 TERMS = {
-    "one window": Terms.own("ada"),
+    "one window": own_terms("ada"),
     # In its own shard, in that of the channel, which comes before it, and in its own shard again.
     "three legs": Terms(
         counted(

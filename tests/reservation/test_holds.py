@@ -20,7 +20,7 @@ from dispatcher.reservation.booking import BookingRequest, Terms
 from dispatcher.reservation.upkeep import Reserved
 from dispatcher.scope import OWN_SCOPE, Scope, counted, own_scope
 from dispatcher.times.send_time import from_ms
-from tests.support.reserving import Reserving, cancel, little_at_once, reserve
+from tests.support.reserving import Reserving, cancel, little_at_once, own_terms, reserve
 from tests.support.reserving import move as booked_move
 
 BASE = 4_102_444_800_000  # 2100-01-01, ms
@@ -29,7 +29,7 @@ LENGTH = (COUNT - 1) * STEP
 QUOTAS = [Quota(3, 8), Quota(COUNT, LENGTH)]
 ASKED = BASE + COUNT * STEP + STEP // 2
 AWAY = BASE - 10_000
-ADA = Terms.own("ada")
+ADA = own_terms("ada")
 OWN = own_scope("ada")
 NEAR = "recipient.sms"
 FURTHER = {NEAR: [Quota(1, 1_000)]}

@@ -162,12 +162,12 @@ from dispatcher.redis.scripts import Script, replies_of
 from dispatcher.reservation.booking import BookingRequest, Leg
 from dispatcher.reservation.booking import Terms
 from dispatcher.reservation.encoding import Rules
-from dispatcher.scope import OWN_SCOPE
+from dispatcher.scope import OWN_SCOPE, own_scope
 
 def stop(*_):
     raise TimeoutError
 
-terms = Terms.own("ada")
+terms = Terms((own_scope("ada"),))
 rules = Rules({OWN_SCOPE: [Quota(1, 60_000)]})
 leg = Leg(ShardKeys("test", 0), terms, terms.scopes, rules)
 asked = [(leg, BookingRequest(new_id(), terms, 10**12, 10**12 + 1))] * 5_000

@@ -21,7 +21,7 @@ from dispatcher.submission.validation import terms_for
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build, on_sqlite
-from tests.support.reserving import cancel, move, reserve
+from tests.support.reserving import cancel, move, own_terms, reserve
 
 pytestmark = on_sqlite
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -159,7 +159,7 @@ def test_the_timeline_lists_bookings_in_order_within_its_stretch(house: House) -
 
 def test_a_place_that_is_held_counts_and_says_so(house: House) -> None:
     message = house.submit(send_at=FAR + HOUR)
-    terms = Terms.own("ada")
+    terms = own_terms("ada")
     move(house.parts.windows, message.id, terms=terms, send_at=FAR + 2 * HOUR)
     [window] = house.dispatcher.timeline("ada").windows
     assert [(booking.message_id, booking.held) for booking in window.booked] == [
@@ -203,7 +203,7 @@ def test_a_timeline_of_too_many_bookings_tells_slots_and_fills(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house = build(quotas="100/day, 40/day in UTC")
-    filled(house, Terms.own("ada"), FAR, count=400, seed=5)
+    filled(house, own_terms("ada"), FAR, count=400, seed=5)
     asked: dict[str, Any] = {"start": FAR + DAY, "length": DAY}
     whole = house.dispatcher.timeline("ada", **asked)
     monkeypatch.setattr(timeline, "MOST_READ", 10)

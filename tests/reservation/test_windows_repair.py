@@ -12,14 +12,13 @@ from dispatcher import Difference, Fault, InvalidValue, Message, ReservationsUna
 from dispatcher.message import new_id
 from dispatcher.operations import verification
 from dispatcher.redis.keys import shard_of
-from dispatcher.reservation.booking import Terms
 from dispatcher.store.schema import Addition
 from dispatcher.times.clock import SystemClock
 from dispatcher.times.send_time import to_ms
 from tests.support.doubles import Between, once
 from tests.support.house import FAR, House, let_graces_pass
 from tests.support.house_fixtures import Build
-from tests.support.reserving import move, reserve
+from tests.support.reserving import move, own_terms, reserve
 
 MINUTE = timedelta(minutes=1)
 LATER = FAR + timedelta(hours=1)
@@ -116,8 +115,8 @@ def test_exactly_what_was_put_wrong_is_told(kinds: House) -> None:
 
 def test_verification_leaves_out_submits_under_way(house: House) -> None:
     pending, frees = new_id(), house.submit(send_at=LATER)
-    reserve(house.parts.windows, pending, terms=Terms.own("ben"), send_at=LATER)
-    move(house.parts.windows, frees.id, terms=Terms.own("ada"), send_at=LATER + 9 * MINUTE)
+    reserve(house.parts.windows, pending, terms=own_terms("ben"), send_at=LATER)
+    move(house.parts.windows, frees.id, terms=own_terms("ada"), send_at=LATER + 9 * MINUTE)
     expired = house.submit("cleo", send_at=LATER)
     house.redis.delete(house.keys("cleo").pending)
     house.change([expired], status="expired", finished_at=house.database_time())

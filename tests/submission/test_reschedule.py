@@ -23,7 +23,6 @@ from dispatcher import (
 )
 from dispatcher.cli.output import outcome_text
 from dispatcher.faults import InjectedFault, arm
-from dispatcher.reservation.booking import Terms
 from dispatcher.store.messages import NewSlot
 from dispatcher.store.schema import Movable
 from dispatcher.times.send_time import to_ms
@@ -31,7 +30,7 @@ from dispatcher.times.zones import known_zone
 from tests.support.doubles import at_once, once, raising
 from tests.support.house import FAR, House, hour_ago, let_graces_pass, promised, windows_of
 from tests.support.house_fixtures import Build
-from tests.support.reserving import move
+from tests.support.reserving import move, own_terms
 from tests.support.tables import messages
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
@@ -203,7 +202,7 @@ def test_both_places_stay_while_the_move_is_under_way_in_the_store(
 ) -> None:
     """Its statement has changed the row, and its transaction has not ended yet."""
     movable = house.parts.messages.movable(message.id)
-    terms = Terms.own(message.scope)
+    terms = own_terms(message.scope)
     moving = move(house.parts.windows, message.id, terms=terms, send_at=LATER + HOUR)
     window = house.keys(message.scope).window(message.scope)
 

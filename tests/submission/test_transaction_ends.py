@@ -18,7 +18,6 @@ from sqlalchemy.orm import Session
 
 from dispatcher import StoreUnavailable
 from dispatcher.message import new_id
-from dispatcher.reservation.booking import Terms
 from dispatcher.store.database import Database
 from dispatcher.times.send_time import to_ms
 from tests.support.callers import SOON, callers_engine, order, ordered, queued, remind
@@ -26,7 +25,7 @@ from tests.support.doubles import raising
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build, on_postgresql, on_sqlite
 from tests.support.proxy import Proxy
-from tests.support.reserving import reserve
+from tests.support.reserving import own_terms, reserve
 from tests.support.servers import PostgresServer
 from tests.support.waiting import wait_until
 
@@ -41,7 +40,7 @@ def transaction(house: House) -> Iterator[Session]:
 
 
 def take(house: House, message_id: Any = None) -> None:
-    reserve(house.parts.windows, message_id or new_id(), terms=Terms.own("ada"), send_at=SOON)
+    reserve(house.parts.windows, message_id or new_id(), terms=own_terms("ada"), send_at=SOON)
 
 
 def settle_grace(house: House) -> None:

@@ -28,12 +28,17 @@ from dispatcher.reservation.fence import Fence
 from dispatcher.reservation.rulebook import RuleBook
 from dispatcher.reservation.upkeep import Unconfirmed, Upkeep
 from dispatcher.reservation.windows import Windows
-from dispatcher.scope import OWN_SCOPE, Scope
+from dispatcher.scope import OWN_SCOPE, Scope, own_scope
 from dispatcher.times.clock import SystemClock
 from dispatcher.times.send_time import from_ms, to_ms
 
 NAMESPACE = "test"
 SHARDS = 4
+
+
+def own_terms(scope: str) -> Terms:
+    """Return the terms of a message that counts in its own scope alone."""
+    return Terms((own_scope(scope),))
 
 
 def stored(
@@ -131,7 +136,7 @@ class Reserving(AbstractContextManager["Reserving"]):
         self, send_at: datetime, scope: str = "ann", message_id: UUID | None = None, **more: Any
     ) -> Booking:
         """Book for one scope alone; takes what ``reserve`` takes."""
-        terms = Terms.own(scope)
+        terms = own_terms(scope)
         return reserve(self.windows, message_id or new_id(), terms=terms, send_at=send_at, **more)
 
     def keys(self, scope: str) -> ShardKeys:
