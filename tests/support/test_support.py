@@ -14,7 +14,8 @@ from tests.support.environment import ROOT
 from tests.support.judge import INVARIANTS
 from tests.support.planting import Seams, planted, real
 
-_ALL = {**simulated.BUGS, **{name: bug.seams for name, bug in seeded.BUGS.items()}}
+_ALL = {name: bug.seams for name, bug in simulated.BUGS.items()}
+_ALL |= {name: bug.seams for name, bug in seeded.BUGS.items()}
 
 
 @pytest.mark.parametrize("seams", _ALL.values(), ids=_ALL)
