@@ -75,12 +75,7 @@ from dispatcher.submission.pipeline import LazyResults, OnProgress, Result
 from dispatcher.submission.quotas import ScopeQuotas
 from dispatcher.submission.reads import Story
 from dispatcher.submission.series import Conflict, Missed, Recipient, Series
-from dispatcher.submission.validation import (
-    checked_scopes,
-    known_channel,
-    own_hours,
-    terms_for,
-)
+from dispatcher.submission.validation import checked_scopes, known_channel, own_hours, terms_for
 from dispatcher.times import send_time
 from dispatcher.times.clock import Clock
 from dispatcher.times.recurrence import Gap, Repeat

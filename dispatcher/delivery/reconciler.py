@@ -16,10 +16,7 @@ from dispatcher.limiters.permits import Permit, Permits
 from dispatcher.redis.keys import PermitKeys, ShardKeys
 from dispatcher.reservation.upkeep import Rebuild, Reserved, Unconfirmed, Upkeep
 from dispatcher.settings import Settings
-from dispatcher.store.maintenance import (
-    ReservationRow,
-    StoreMaintenance,
-)
+from dispatcher.store.maintenance import ReservationRow, StoreMaintenance
 from dispatcher.store.void_ids import ReservedTime, Settled, VoidIds
 from dispatcher.times.clock import Clock
 

@@ -15,13 +15,7 @@ from typing import NamedTuple
 
 import redis
 
-from dispatcher.errors import (
-    InvalidValue,
-    QuietHours,
-    QuotaExceeded,
-    SlotRefused,
-    quoted,
-)
+from dispatcher.errors import InvalidValue, QuietHours, QuotaExceeded, SlotRefused, quoted
 from dispatcher.quota import parse_quota
 from dispatcher.redis.keys import LooseKeys
 from dispatcher.redis.scripts import replies_to

@@ -16,13 +16,7 @@ import redis
 from dispatcher.errors import IdempotencyConflict, ReservationsUnavailable
 from dispatcher.redis.errors import ERRORS, cause, reason, remedy
 from dispatcher.redis.scripts import Call, Script, packed, replies_of, script
-from dispatcher.reservation.booking import (
-    Blocked,
-    BookingRequest,
-    Leg,
-    Slot,
-    Submit,
-)
+from dispatcher.reservation.booking import Blocked, BookingRequest, Leg, Slot, Submit
 from dispatcher.reservation.encoding import ENDLESS, ID_BYTES, member_of, new_tail
 
 CLOSED = "Redis windows are being rebuilt from SQL; retry in 1 s (needs a running worker and beat)"

@@ -28,14 +28,7 @@ from dispatcher.errors import (
 from dispatcher.faults import fault
 from dispatcher.quota import places
 from dispatcher.redis.keys import ShardKeys, shard_of
-from dispatcher.reservation.booking import (
-    Answer,
-    Blocked,
-    BookingRequest,
-    Leg,
-    Slot,
-    Terms,
-)
+from dispatcher.reservation.booking import Answer, Blocked, BookingRequest, Leg, Slot, Terms
 from dispatcher.reservation.encoding import ENDLESS, Rules
 from dispatcher.reservation.rulebook import RuleBook
 from dispatcher.reservation.shards import Shards

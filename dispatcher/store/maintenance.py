@@ -14,13 +14,7 @@ import sqlalchemy as sa
 from dispatcher.faults import fault
 from dispatcher.message import Outcome, Status
 from dispatcher.scope import Scope, counted
-from dispatcher.store.claims import (
-    NOT_BEGUN,
-    UNKNOWN,
-    AttemptEnd,
-    LockedMessages,
-    locked,
-)
+from dispatcher.store.claims import NOT_BEGUN, UNKNOWN, AttemptEnd, LockedMessages, locked
 from dispatcher.store.database import Database
 from dispatcher.store.engines.base import pages
 from dispatcher.store.engines.types import database_now, later, one_of

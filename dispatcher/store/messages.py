@@ -14,12 +14,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from dispatcher.errors import (
-    MessageNotFound,
-    OutcomeUnknown,
-    StoreUnavailable,
-    Suppressed,
-)
+from dispatcher.errors import MessageNotFound, OutcomeUnknown, StoreUnavailable, Suppressed
 from dispatcher.message import Attempt, Body, Message, Outcome, Status
 from dispatcher.store.database import Database
 from dispatcher.store.engines.base import InsertFailed, Prepared, is_added, transaction

@@ -9,14 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
-from dispatcher.errors import (
-    InvalidValue,
-    MessageNotFound,
-    TooLate,
-    UnknownChannel,
-    plain,
-    quoted,
-)
+from dispatcher.errors import InvalidValue, MessageNotFound, TooLate, UnknownChannel, plain, quoted
 from dispatcher.faults import fault
 from dispatcher.limiters.permits import Permits
 from dispatcher.message import (

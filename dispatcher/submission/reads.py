@@ -16,14 +16,7 @@ from dispatcher.errors import (
     kind_of,
     quoted,
 )
-from dispatcher.message import (
-    Attempt,
-    Message,
-    Status,
-    check_recipient,
-    check_text,
-    scope_name,
-)
+from dispatcher.message import Attempt, Message, Status, check_recipient, check_text, scope_name
 from dispatcher.reservation.booking import Terms
 from dispatcher.reservation.contents import Contents
 from dispatcher.reservation.encoding import member_of

@@ -9,12 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from uuid import UUID
 
-from dispatcher.errors import (
-    IdempotencyConflict,
-    OutcomeUnknown,
-    StoreUnavailable,
-    Suppressed,
-)
+from dispatcher.errors import IdempotencyConflict, OutcomeUnknown, StoreUnavailable, Suppressed
 from dispatcher.faults import fault
 from dispatcher.message import Message
 from dispatcher.reservation.plan import Copies

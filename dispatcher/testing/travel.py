@@ -14,13 +14,7 @@ from redis import Redis
 from redis.asyncio import Redis as AwaitedRedis
 
 from dispatcher.client import Dispatcher
-from dispatcher.errors import (
-    DispatcherError,
-    InvalidValue,
-    QuietHours,
-    QuotaExceeded,
-    quoted,
-)
+from dispatcher.errors import DispatcherError, InvalidValue, QuietHours, QuotaExceeded, quoted
 from dispatcher.message import Body, Message, Status, without_collector
 from dispatcher.quota import parse_quota
 from dispatcher.selection import Selection

@@ -21,13 +21,7 @@ from starlette.responses import Response
 
 from dispatcher import Pause, ScopeQuotas, Suppression, Timeline, Wanted
 from dispatcher.client import selection_of
-from dispatcher.errors import (
-    DispatcherError,
-    InvalidDraft,
-    MessageChanged,
-    Unavailable,
-    quoted,
-)
+from dispatcher.errors import DispatcherError, InvalidDraft, MessageChanged, Unavailable, quoted
 from dispatcher.message import Draft, Message, Rejection, json_problem
 from dispatcher.selection import Selection, id_of, read_scopes
 from dispatcher.store.schema import Movable

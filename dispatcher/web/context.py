@@ -18,14 +18,7 @@ from dispatcher.message import Message, json_problem
 from dispatcher.problems import problem_of
 from dispatcher.web import models
 from dispatcher.web.access import Caller, Right
-from dispatcher.web.problems import (
-    CUT_OFF,
-    THE_CALL,
-    Refused,
-    invalid,
-    unknown_name,
-    with_names,
-)
+from dispatcher.web.problems import CUT_OFF, THE_CALL, Refused, invalid, unknown_name, with_names
 
 if TYPE_CHECKING:
     from dispatcher.web.api import Api

@@ -16,12 +16,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from dispatcher.errors import StoreUnavailable
 from dispatcher.message import Status
-from dispatcher.store.engines.base import (
-    Backlog,
-    Durability,
-    Housekeeping,
-    StoreEngine,
-)
+from dispatcher.store.engines.base import Backlog, Durability, Housekeeping, StoreEngine
 from dispatcher.store.engines.errors import code_of
 from dispatcher.store.engines.types import MARIADB
 from dispatcher.store.schema import NOTIFIED_STATUSES, Tables

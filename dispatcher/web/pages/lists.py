@@ -13,12 +13,7 @@ from typing import NamedTuple, cast, get_args
 from starlette.responses import Response
 
 from dispatcher import ChannelLoad, LoadedMinute, LoadToCome, ScopeQuotas
-from dispatcher.errors import (
-    InvalidDraft,
-    InvalidValue,
-    ReservationsUnavailable,
-    StoreUnavailable,
-)
+from dispatcher.errors import InvalidDraft, InvalidValue, ReservationsUnavailable, StoreUnavailable
 from dispatcher.message import STATUSES, check_text
 from dispatcher.operations.overview import By
 from dispatcher.problems import status_of
