@@ -16,15 +16,7 @@ from typing import Any, cast
 
 import psycopg
 import redis
-from delivery import (
-    BODY,
-    channelled,
-    count,
-    cpu_of_all,
-    dispatcher_command,
-    prepare,
-    running,
-)
+from delivery import BODY, channelled, count, cpu_of_all, dispatcher_command, prepare, running
 from rounds import facts, folder
 from submit import postgres
 

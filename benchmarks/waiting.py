@@ -17,15 +17,7 @@ from typing import cast
 from urllib.parse import urlsplit
 
 import redis
-from delivery import (
-    BODY,
-    POOL,
-    channelled,
-    dispatcher_command,
-    plain_app,
-    prepare,
-    running,
-)
+from delivery import BODY, POOL, channelled, dispatcher_command, plain_app, prepare, running
 from rounds import facts, folder
 from submit import postgres
 

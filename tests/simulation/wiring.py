@@ -21,13 +21,7 @@ from dispatcher.store.database import Database
 from dispatcher.store.maintenance import StoreMaintenance
 from dispatcher.telemetry.journal import Journal
 from tests.simulation.facts import WatchedClaims, WatchedMaintenance, WatchedSettings
-from tests.simulation.faults import (
-    CallersSession,
-    JoinedLine,
-    Line,
-    MessagesLine,
-    Reached,
-)
+from tests.simulation.faults import CallersSession, JoinedLine, Line, MessagesLine, Reached
 from tests.simulation.outside import SimTransport
 from tests.simulation.scheduler import Process, Scheduler
 

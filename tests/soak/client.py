@@ -20,11 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dispatcher import Dispatcher
-from dispatcher.errors import (
-    DispatcherError,
-    OutcomeUnknown,
-    Unavailable,
-)
+from dispatcher.errors import DispatcherError, OutcomeUnknown, Unavailable
 from dispatcher.message import Draft, Message
 from dispatcher.submission.events import Past
 from dispatcher.times.send_time import to_ms

@@ -18,16 +18,7 @@ from dispatcher.reservation.booking import BookingRequest, Slot
 from dispatcher.scope import OWN_SCOPE, Scope, counted, of_scope_on
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.model import Ledger, Wish
-from tests.support.reserving import (
-    Reserving,
-    cancel,
-    move,
-    reserve,
-    reserving,
-    stored,
-    win,
-    window,
-)
+from tests.support.reserving import Reserving, cancel, move, reserve, reserving, stored, win, window
 
 SHARDS = 4
 BASE = 4_102_444_800_000  # 2100-01-01, ms
