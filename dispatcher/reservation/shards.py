@@ -83,11 +83,7 @@ class Shards:
         """Return the first time from ``start_ms`` on that fits without the member ``free``."""
         names = [leg.keys.epoch, *leg.windows]
         for step in range(_MOST_CALLS):
-            words = [
-                start_ms,
-                free,
-                packed(leg.rules.table(leg, start_ms, step=step)),
-            ]
+            words = [start_ms, free, packed(leg.rules.table(leg, start_ms, step=step))]
             word, start_ms = self._run_once(self._next_slot, (names, words))
             if word == b"slot":
                 return start_ms

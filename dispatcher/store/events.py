@@ -83,10 +83,7 @@ class EventRows:
         self._messages = messages
         self._tables = tables = database.tables
         self._events, row = tables.events, tables.messages.c
-        reminders = tables.movable.where(
-            row.event == sa.bindparam("event"),
-            tables.is_scheduled,
-        )
+        reminders = tables.movable.where(row.event == sa.bindparam("event"), tables.is_scheduled)
         self._locked = reminders.order_by(row.id).with_for_update()
 
     def read(self, names: Sequence[str]) -> dict[str, Event]:

@@ -93,14 +93,7 @@ class Exposition:
     had.
     """
 
-    def __init__(
-        self,
-        look: Look,
-        health: Health,
-        host: str,
-        port: int,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, look: Look, health: Health, host: str, port: int, clock: Clock) -> None:
         together = CollectorRegistry()
         if os.environ.get(_TOGETHER):
             MultiProcessCollector(together)  # type: ignore[no-untyped-call]  # upstream's
