@@ -60,10 +60,13 @@ class SeriesRows:
             yield from map(SeriesRow._make, page)
 
     def change(self, token: str, changed: SeriesRow) -> bool:
-        """Write a row unless another call has changed it since it had this token."""
+        """Write a row unless another call has changed it since it had this token.
+
+        One that is removed may be gone by the time it is read again: a pass has ended it.
+        """
         self._write([(token, changed)])
         stored = self.get(changed.name)
-        return stored is not None and stored.token == changed.token
+        return changed.is_removed if stored is None else stored.token == changed.token
 
     def advance(self, rows: Sequence[SeriesRow]) -> None:
         """Write how far these series are booked, unless they were changed meanwhile."""

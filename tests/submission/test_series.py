@@ -609,6 +609,25 @@ def test_a_call_whose_answer_was_lost_has_done_it_once(
 
 
 @on_sqlite
+def test_a_removal_that_a_pass_has_ended_is_no_error(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = build(quotas=ROOMY)
+    add(house)
+    book(house)
+    rows, write = house.parts.series_rows, house.parts.series_rows._write
+
+    def write_before_a_pass(changed: Any) -> None:
+        monkeypatch.undo()
+        write(changed)
+        book(house)
+
+    monkeypatch.setattr(rows, "_write", write_before_a_pass)
+    assert house.parts.series_list.remove("daily") == 0
+    assert (booked(house), [*house.parts.series_list.all()]) == ([], [])
+
+
+@on_sqlite
 def test_no_event_has_the_name_of_a_series(build: Build) -> None:
     house = build(quotas=ROOMY)
     add(house)
