@@ -201,14 +201,14 @@ class LogKeys(NamedTuple):
     """A permit log, and ZSETs beside it.
 
     ``line``: the messages that wait for it; score: when they come back, ms. Where it gives turns,
-    ``order``: the same messages; score: by which they are served; and ``clock``: how far each class
+    ``order``: the same messages; score: by which they are served; ``shares``: how far each class
     and each share of that order has come.
     """
 
     log: str
     line: str
     order: str
-    clock: str
+    shares: str
 
     @classmethod
     def of(cls, log: str) -> LogKeys:

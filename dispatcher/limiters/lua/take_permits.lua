@@ -2,7 +2,7 @@
 --
 -- KEYS  1 epoch HASH
 --       2... per log four ZSETs: its permits, score: time of the send, ms; its line, messages that
---       were refused, score: when they come back, ms; where it gives turns their order, and its clock
+--       were refused, score: when they come back, ms; where it gives turns their order and shares
 --       then closings, STRINGs: until when a channel is closed, ms
 -- ARGV  1 within, ms: how long after now a permit may be used
 --       2 JSON of three lists. kinds, of logs: limits (each a count, and length in ms, or bounds of
@@ -113,7 +113,7 @@ for number, of in ipairs(call.logs) do
   local kind, key = call.kinds[of], 4 * number - 2
   local state = {
     kind = kind, gives_turns = kind.gives_turns, limits = {}, behind = 0, classes = {}, ends = {},
-    log = KEYS[key], line = KEYS[key + 1], order = KEYS[key + 2], clock = KEYS[key + 3]}
+    log = KEYS[key], line = KEYS[key + 1], order = KEYS[key + 2], shares = KEYS[key + 3]}
   state.empty = redis.call('EXISTS', state.log) == 0
   for index, rule in ipairs(kind.limits) do
     -- A permit that was settled in this very ms has a time that is rounded up.
@@ -196,7 +196,7 @@ local function class_of(state, priority)
       class.first = redis.call('ZRANGEBYSCORE', state.order, class.base, below(class.base + CLASS),
         'WITHSCORES', 'LIMIT', 0, 1)[2]
       class.first = class.first and class.first - class.base
-      class.time = (score_of(state.clock, priority) or class.base) - class.base
+      class.time = (score_of(state.shares, priority) or class.base) - class.base
       class.time = math.max(class.time, class.first or 0)
     end
     state.classes[priority] = class
@@ -207,7 +207,7 @@ end
 -- Where the share's last message ends.
 local function end_of(state, class, name)
   if not state.ends[name] then
-    local last = state.waited and score_of(state.clock, name)
+    local last = state.waited and score_of(state.shares, name)
     state.ends[name] = {at = last and last - class.base or 0, class = class}
   end
   return state.ends[name]
@@ -293,7 +293,7 @@ end
 -- Stand in the order, as far as the turn is to be known.
 local function stand(state, member, place)
   if not state.waits then
-    redis.call('UNLINK', state.order, state.clock)
+    redis.call('UNLINK', state.order, state.shares)
     state.waits = true
   end
   redis.call('ZADD', state.order, place, member)
@@ -387,15 +387,15 @@ end
 local function note_times(state, ends)
   for name, last in pairs(state.ends) do
     if last.is_new then
-      redis.call('ZADD', state.clock, last.class.base + last.at, name)
+      redis.call('ZADD', state.shares, last.class.base + last.at, name)
     end
   end
   for priority, class in pairs(state.classes) do
-    redis.call('ZADD', state.clock, class.base + class.time, priority)
-    redis.call('ZREMRANGEBYSCORE', state.clock, class.base, below(class.base + class.time))
+    redis.call('ZADD', state.shares, class.base + class.time, priority)
+    redis.call('ZREMRANGEBYSCORE', state.shares, class.base, below(class.base + class.time))
   end
   redis.call('PEXPIREAT', state.order, ends)
-  redis.call('PEXPIREAT', state.clock, ends)
+  redis.call('PEXPIREAT', state.shares, ends)
 end
 
 for _, state in ipairs(states) do
@@ -407,7 +407,7 @@ for _, state in ipairs(states) do
       note_times(state, ends)
     end
   elseif state.waits and state.gives_turns then
-    redis.call('UNLINK', state.order, state.clock)
+    redis.call('UNLINK', state.order, state.shares)
   end
   if state.touched then
     local reach = reach_of(state.kind)
