@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import chain, count
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, cast
 from uuid import UUID
@@ -342,8 +343,9 @@ class Permits:
             pipeline = self._client.pipeline(transaction=False)
             for keys in self._shards:
                 pipeline.zrange(keys.room, 0, logs - 1, withscores=True)
-            rooms = [(name.decode(), int(room)) for reply in pipeline.execute()
-                     for name, room in reply][:logs]  # fmt: skip
+            noted = [(name.decode(), int(room)) for reply in pipeline.execute()
+                     for name, room in reply]  # fmt: skip
+            rooms = sorted(noted, key=itemgetter(1))[:logs]  # else the first shards have all turns
             if not rooms:
                 return {}
             now = now_ms(self._client)
