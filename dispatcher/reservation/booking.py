@@ -77,7 +77,7 @@ class Leg(NamedTuple):
 
 
 class BookingRequest(NamedTuple):
-    """One of many messages to book: ``asked_ms``, or the first slot up to ``latest_ms``.
+    """A message to book: at ``asked_ms``, or in the first slot up to ``latest_ms``.
 
     ``tail`` is that of the reservation, empty unless it is one of a move. While a move is under
     way, ``left`` is the present reservation, with ``left_tail``; it counts as free, and stays.
@@ -120,7 +120,7 @@ class BookingRequest(NamedTuple):
 class Slot(NamedTuple):
     """A booked time. The id is that of a duplicate submit where that booked first.
 
-    ``request`` is not the one that was asked where it was renewed, and for a move.
+    ``request`` is what was booked: another one than was asked where that was renewed or is a move.
     """
 
     message_id: UUID

@@ -260,7 +260,7 @@ class CallersTransaction(Sink):
 
     transactions: CallersTransactions
     session: object
-    recalls_unkeyed = True  # it joins the transaction
+    recalls_unkeyed = True  # recall() joins the transaction, before anything is reserved
 
     @cached_property
     def transaction(self) -> JoinedTransaction[Entry]:
