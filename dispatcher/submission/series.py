@@ -474,7 +474,8 @@ class SeriesList:
             later = _spread_ms(series, who.recipient)
             times = [Occurrence(at_ms + later, nominal) for at_ms, nominal in spans[zone]]
             late = [one for one in times if one.at_ms < to_ms(now)]
-            for one in times[len(_left_out(late, series.missed)) :]:
+            dropped = len(_left_out(late, series.missed))  # the late ones come first
+            for one in times[dropped:]:
                 key = f"{_keys_of(row.token)}{_digest(who.recipient)}:{one.nominal}"
                 if _occurrence(key) in begun:
                     continue
