@@ -461,7 +461,8 @@ class SeriesList:
             since = min(since, now)
             if "booked_from" in row.definition:  # those before have keys of an earlier token
                 since = max(since, datetime.fromisoformat(row.definition["booked_from"]))
-        since = max(since, now - self.settings.series_catch_up)
+        # What ended before is deleted with its key, and would be booked again.
+        since = max(since, now - min(self.settings.series_catch_up, self.settings.retention))
         recurrence, spans = series.recurrence, dict[str, list[Occurrence]]()
         begun = self._begun(row, now)
         for who in self._recipients(series):

@@ -500,6 +500,15 @@ def test_what_cannot_be_stored_now_is_booked_by_the_next_pass(
 
 
 @on_sqlite
+def test_what_may_be_deleted_with_its_key_is_not_booked_again(build: Build) -> None:
+    house = build(quotas=ROOMY, retention=3 * HOUR)
+    add(house, rule="FREQ=HOURLY", missed="all")
+    book(house, later=5 * HOUR + MINUTE)
+    first = min(str(message.idempotency_key) for message in booked(house))
+    assert first.endswith(f"{house.clock.now() - 2 * HOUR:%dT%H:00Z}")
+
+
+@on_sqlite
 def test_what_another_pass_has_booked_is_not_skipped(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
