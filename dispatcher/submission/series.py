@@ -1,7 +1,7 @@
 """Series: messages that repeat by a rule. Each occurrence is an ordinary draft, booked ahead.
 
-The idempotency key of an occurrence is ``series:<token>.<digest of the recipient>:<nominal time>``,
-so that it is booked once, however often a pass reads it. A change gives the series another token.
+The idempotency key of an occurrence names the series' token, the recipient and the nominal time, so
+that it is booked once, however often a pass reads it. A change gives the series another token.
 Messages under an earlier one are not stored any more, and the stored ones are cancelled.
 """
 
@@ -113,6 +113,32 @@ class Skipped(NamedTuple):
 
     nominal: str
     reason: str
+
+
+class OccurrenceKey(NamedTuple):
+    """The idempotency key of an occurrence, by which it is booked once.
+
+    A change of the series gives it another ``token``: then an occurrence may have two messages, the
+    cancelled one and that of the new definition. ``recipient`` is a digest of the address.
+    """
+
+    token: str
+    recipient: str
+    nominal: str
+
+    @classmethod
+    def of(cls, message: Message) -> Self:
+        key = str(message.idempotency_key).removeprefix(SERIES)
+        token, recipient, nominal = key.replace(".", ":", 1).split(":", 2)
+        return cls(token, recipient, nominal)
+
+    def __str__(self) -> str:
+        return f"{SERIES}{self.token}.{self.recipient}:{self.nominal}"
+
+    @property
+    def occurrence(self) -> tuple[str, str]:
+        """What stays the same whatever definition books it."""
+        return self.recipient, self.nominal
 
 
 class Series(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
@@ -318,8 +344,8 @@ class SeriesList:
                 self.pauses.end(PAUSED_EVENT, row.name)
         return cancelled
 
-    def _begun(self, row: SeriesRow, now: datetime) -> set[str]:
-        """Return the occurrences, by their parts of keys, that the last change could not cancel.
+    def _begun(self, row: SeriesRow, now: datetime) -> set[tuple[str, str]]:
+        """Return the occurrences that the last change could not cancel.
 
         They were sent, or are on their way, under an earlier token.
         """
@@ -328,7 +354,7 @@ class SeriesList:
         since, until = datetime.fromisoformat(row.definition["booked_from"]), now + _ON_ITS_WAY
         near = Selection(event=row.name, from_at=since, until_at=until)
         return {
-            _occurrence(str(message.idempotency_key))
+            OccurrenceKey.of(message).occurrence
             for message in chain.from_iterable(self.listing.pages(near, size=_AT_ONCE))
             if message.status is not Status.CANCELLED
         }
@@ -477,13 +503,13 @@ class SeriesList:
             late = [one for one in times if one.at_ms < to_ms(now)]
             dropped = len(_left_out(late, series.missed))  # the late ones come first
             for one in times[dropped:]:
-                key = f"{_keys_of(row.token)}{_digest(who.recipient)}:{one.nominal}"
-                if _occurrence(key) in begun:
+                key = OccurrenceKey(row.token, _digest(who.recipient), one.nominal)
+                if key.occurrence in begun:
                     continue
                 yield Occurring(
                     **series.fields_for(who, zone),
                     **_time_fields(series, zone, one, now),
-                    idempotency_key=key,
+                    idempotency_key=str(key),
                     nominal=one.nominal,
                     series=row.name,
                     series_token=row.token,
@@ -645,25 +671,15 @@ def _left_out(times: Sequence[T], missed: Missed) -> Sequence[T]:
     return {"all": times[:0], "last": times[:-1], "none": times}[missed]
 
 
-def _keys_of(token: str) -> str:
-    """Return what begins the keys of occurrences that a pass has booked under a token."""
-    return f"{SERIES}{token}."
-
-
-def _occurrence(key: str) -> str:
-    """Return the part of a key that does not change with the token."""
-    return key.partition(".")[2]
-
-
 def _is_replaced(message: Message, row: SeriesRow) -> bool:
     """Tell whether an occurrence is one of those that the last change replaced.
 
     By the nominal time in its key: of a repeated wall time the first.
     """
-    key = str(message.idempotency_key)
-    if key.startswith(_keys_of(row.token)):
+    key = OccurrenceKey.of(message)
+    if key.token == row.token:
         return False
-    nominal, zone = datetime.fromisoformat(key.split(":", 2)[2]), known_zone(message.zone)
+    nominal, zone = datetime.fromisoformat(key.nominal), known_zone(message.zone)
     if nominal.tzinfo is None:
         nominal = message.send_at if zone is None else nominal.replace(tzinfo=rules(zone))
     wall = nominal.astimezone(rules(zone or "UTC")).replace(tzinfo=None)
