@@ -155,7 +155,7 @@ class Stage:
         """Write down which occurrences of a series that nobody has changed are booked by now."""
         at, who = self._begun[event], f"{PERSON}-{event}"
         while event not in CHANGED_SERIES and at < datetime.now(UTC):
-            nominal = f"{at:%Y-%m-%dT%H:%M:%SZ}"
+            nominal = f"{at:%Y-%m-%dT%H:%M:%SZ}".replace(":00Z", "Z")
             self.recorder.write("occurrence", event=event, scope=who, token="", nominal=nominal)
             at += MINUTE
 
