@@ -161,7 +161,7 @@ class EventList:
         event = known_event(event)
         if event.cancelled_at is not None:
             return EventChange(event)
-        ids = [row.message.id for row in rows if row.message.status is Status.SCHEDULED]
+        ids = [row.message.id for row in rows]
         now = send_time.from_ms(send_time.to_ms(self.clock.now()))
         return EventChange(event._replace(token=token_hex(6), cancelled_at=now), cancelled=ids)
 
