@@ -98,9 +98,9 @@ class EventRows:
     ) -> tuple[Event, Collection[UUID]]:
         """Change an event as ``decide`` says; return it, and the ids of messages to be cancelled.
 
-        Nothing else changes the event, or its messages that are scheduled, while that
-        decides. It may be asked again, also where the change was made and its reply lost: then the
-        ids are those of every time.
+        It is given the event and its scheduled messages, which nothing else changes meanwhile. It
+        may be asked again, also where the change was made and its reply lost: then the ids are
+        those of every time.
         """
         ended = set[UUID]()
 
