@@ -131,7 +131,7 @@ for number, of in ipairs(call.logs) do
     state.limits[index] = {
       count = rule.count, length = rule.length, bounds = rule.bounds, period = period, taken = taken}
   end
-  -- Whether somebody waited when this call began, and whether somebody does by now.
+  -- Whether messages waited when this call began, and whether any wait by now.
   state.waited = redis.call('EXISTS', state.line) == 1
   state.waits = state.waited
   if state.gives_turns and state.waited then
